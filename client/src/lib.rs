@@ -1,0 +1,1 @@
+//! The FlexLog client: append, read, tail, subscribe and trim from Rust.

@@ -1,0 +1,1 @@
+//! A FlexLog node: server sockets, clocks, the embedded cluster and the flexlog command.

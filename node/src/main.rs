@@ -1,0 +1,3 @@
+//! The flexlog command.
+
+fn main() {}

@@ -1,0 +1,492 @@
+//! What clients and nodes say to each other.
+//!
+//! A client numbers its requests per connection (`id`); every answer but those to appends names the request. Appends
+//! are named by their tokens, so a retry over another connection is the same append.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::entry::Assign;
+use crate::ids::{ClusterId, Color, Epoch, Lsn, ReplicaId, SeqNum, SessionId, ShardId, Token, View};
+use crate::record::{Append, Record, Tag};
+
+/// A connection's name for a request.
+pub type RequestId = u64;
+
+/// From a client to a node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Request {
+    /// Where does this color live? Answered by [`Answer::Color`] or [`Answer::Failed`].
+    Lookup {
+        /// Names the request.
+        id: RequestId,
+        /// The color's name.
+        name: String,
+        /// Create it if there is none.
+        create: bool,
+    },
+    /// Which colors are there? Answered by [`Answer::Colors`], in pages.
+    Colors {
+        /// Names the request.
+        id: RequestId,
+        /// Only names above this one, in byte order.
+        after: Option<String>,
+    },
+    /// How is the node? Answered by [`Answer::Status`].
+    Status {
+        /// Names the request.
+        id: RequestId,
+    },
+    /// Begin a session. Answered by [`Answer::SessionOpened`].
+    OpenSession {
+        /// Names the request.
+        id: RequestId,
+        /// The shard that it is for.
+        shard: ShardId,
+        /// Drawn by the client; the same nonce names the same session, so this may be repeated.
+        nonce: Uuid,
+    },
+    /// Append these records. Answered by [`Answer::Appended`] and [`Answer::AppendRefused`].
+    Append(Arc<AppendRequest>),
+    /// One number of a color. Answered by [`Answer::Record`], `Hole`, `Trimmed`, `NotYet` or `Elsewhere`.
+    Read {
+        /// Names the request.
+        id: RequestId,
+        /// The log.
+        color: Color,
+        /// The number.
+        number: SeqNum,
+        /// How long to wait for a number that was given but is not settled yet.
+        wait_micros: u64,
+    },
+    /// The first record at or after `from`. Answered by `Record`, `Trimmed` or `NotYet`.
+    ReadNext {
+        /// Names the request.
+        id: RequestId,
+        /// The log.
+        color: Color,
+        /// Only records of this sub-stream.
+        tag: Option<Tag>,
+        /// Inclusive.
+        from: SeqNum,
+        /// How long to wait for a number that was given but is not settled yet.
+        wait_micros: u64,
+    },
+    /// The last record at or before `upto`. Answered by `Record`, `Trimmed` or `NothingBefore`.
+    ReadPrev {
+        /// Names the request.
+        id: RequestId,
+        /// The log.
+        color: Color,
+        /// Only records of this sub-stream.
+        tag: Option<Tag>,
+        /// Inclusive.
+        upto: SeqNum,
+        /// How long to wait for a number that was given but is not settled yet.
+        wait_micros: u64,
+    },
+    /// The next number of a color. Answered by [`Answer::Tail`].
+    Tail {
+        /// Names the request.
+        id: RequestId,
+        /// The log.
+        color: Color,
+    },
+    /// Forget a color's records up to and including `upto`. Answered by [`Answer::TrimDone`].
+    Trim {
+        /// Names the request.
+        id: RequestId,
+        /// The log.
+        color: Color,
+        /// Inclusive, below the color's tail.
+        upto: SeqNum,
+    },
+    /// All records of a color from `from` on, as they become stable. Answered by a run of [`Answer::Delivered`] and
+    /// [`Answer::Trimmed`] until [`Request::Unsubscribe`].
+    Subscribe {
+        /// Names the subscription.
+        id: RequestId,
+        /// The log.
+        color: Color,
+        /// Only records of this sub-stream.
+        tag: Option<Tag>,
+        /// Inclusive.
+        from: SeqNum,
+        /// Bytes that may be sent before more is allowed; see [`delivered_cost`].
+        credit: u64,
+    },
+    /// Allows a subscription to send more.
+    Credit {
+        /// The subscription.
+        id: RequestId,
+        /// Bytes on top of what is left.
+        bytes: u64,
+    },
+    /// Ends a subscription. Not answered.
+    Unsubscribe {
+        /// The subscription.
+        id: RequestId,
+    },
+}
+
+/// Appends of one session, for some members of its shard.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AppendRequest {
+    /// The shard.
+    pub shard: ShardId,
+    /// The session.
+    pub session: SessionId,
+    /// The smallest seq that the client still wants an answer for.
+    pub low: u64,
+    /// The members that are meant, all on the node that this goes to: the bytes go there once.
+    pub members: Vec<ReplicaId>,
+    /// In ascending order of their seqs, all of this session.
+    pub appends: Vec<Arc<Append>>,
+}
+
+/// What a delivered record costs of a subscription's credit, in bytes: its payload and 32 for what surrounds it.
+#[must_use]
+pub fn delivered_cost(record: &Record) -> u64 {
+    record.payload().len() as u64 + 32
+}
+
+/// From a node to a client.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// These appends are in the shard log at these numbers, as far as these members are concerned.
+    Appended(Appended),
+    /// This member does not take the append.
+    AppendRefused {
+        /// The append.
+        token: Token,
+        /// Who says so.
+        member: ReplicaId,
+        /// Why.
+        why: AppendRefusal,
+    },
+    /// Where a color lives.
+    Color {
+        /// As asked.
+        id: RequestId,
+        /// The color.
+        info: ColorInfo,
+    },
+    /// Some colors in order of their names. An empty page is the last.
+    Colors {
+        /// As asked.
+        id: RequestId,
+        /// The page.
+        colors: Vec<ColorInfo>,
+    },
+    /// How the node is.
+    Status {
+        /// As asked.
+        id: RequestId,
+        /// The report.
+        status: Box<Status>,
+    },
+    /// The session with the nonce asked for.
+    SessionOpened {
+        /// As asked.
+        id: RequestId,
+        /// Its name.
+        session: SessionId,
+    },
+    /// A record.
+    Record {
+        /// As asked.
+        id: RequestId,
+        /// Its number.
+        number: SeqNum,
+        /// The record.
+        record: Record,
+    },
+    /// The number names no record, and never will.
+    Hole {
+        /// As asked.
+        id: RequestId,
+    },
+    /// To a read: the number is at or below the trim point. To a subscription: what was asked for from its place up to
+    /// and including `point` is gone; it goes on behind.
+    Trimmed {
+        /// As asked.
+        id: RequestId,
+        /// The trim point, inclusive.
+        point: SeqNum,
+    },
+    /// The number is not given yet, or was not settled in the time the request allowed.
+    NotYet {
+        /// As asked.
+        id: RequestId,
+        /// The next number of the color.
+        tail: SeqNum,
+    },
+    /// There is no record at or before the number asked for.
+    NothingBefore {
+        /// As asked.
+        id: RequestId,
+    },
+    /// Not on this shard; the color has others.
+    Elsewhere {
+        /// As asked.
+        id: RequestId,
+    },
+    /// The next number of a color.
+    Tail {
+        /// As asked.
+        id: RequestId,
+        /// Exclusive: no record has this number or one above it.
+        tail: SeqNum,
+    },
+    /// The color is trimmed up to at least the number asked for.
+    TrimDone {
+        /// As asked.
+        id: RequestId,
+        /// The trim point, inclusive.
+        point: SeqNum,
+    },
+    /// The next records of a subscription.
+    Delivered {
+        /// The subscription.
+        id: RequestId,
+        /// In order.
+        records: Vec<(SeqNum, Record)>,
+        /// Exclusive: every record below this number was delivered, or was never there.
+        upto: SeqNum,
+    },
+    /// The request cannot be done. It ends a subscription too.
+    Failed {
+        /// As asked.
+        id: RequestId,
+        /// Why.
+        why: Failure,
+    },
+    /// The node closes the connection, and this is why.
+    Closing {
+        /// For people.
+        reason: String,
+    },
+}
+
+/// Numbers of appends.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Appended {
+    /// The members that say so; each speaks for itself.
+    pub members: Vec<ReplicaId>,
+    /// The view in force at the entries that assigned these numbers.
+    pub view: View,
+    /// Whether the numbers are settled: then one member's word is enough.
+    pub settled: bool,
+    /// The numbers. The color of a run that answers a retry is as in the retry.
+    pub runs: Vec<Assign>,
+}
+
+/// Why a member does not take an append.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum AppendRefusal {
+    /// The member's area is full. It holds nothing of the append.
+    #[error("the replica's storage is full: trim colors, or give it a larger area")]
+    Full,
+    /// The member has as much staged as it may. It holds nothing of the append; try again.
+    #[error("the replica has too much in flight: try again")]
+    Busy,
+    /// The session is unknown or closed.
+    #[error("the session has expired: open a new one")]
+    SessionExpired,
+    /// The seq is below the client's own low mark.
+    #[error("the append is older than what its session still cares about")]
+    TooOld,
+    /// The seq is [`crate::limits::TOKEN_WINDOW`] or more above the client's low mark.
+    #[error("the session has too many appends open")]
+    WindowFull,
+    /// Other records came under this token before.
+    #[error("the token was used for other records")]
+    Conflict,
+    /// Something that this version does not do.
+    #[error("this version does not support conditions on appends")]
+    Unsupported,
+    /// The member's storage failed; it takes nothing any more.
+    #[error("the replica's storage failed: see its log")]
+    StorageFailed,
+    /// The member follows no leaf yet.
+    #[error("the shard is starting: try again")]
+    NotReady,
+    /// There is no such color.
+    #[error("the color does not exist")]
+    NoSuchColor,
+}
+
+impl AppendRefusal {
+    /// Whether the same append may go well a little later.
+    #[must_use]
+    pub fn is_retryable(self) -> bool {
+        matches!(self, Self::Full | Self::Busy | Self::NotReady | Self::WindowFull)
+    }
+}
+
+/// Why a request other than an append cannot be done.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Failure {
+    /// There is no color of this name or id.
+    #[error("there is no color {0}")]
+    NoSuchColor(String),
+    /// The name cannot be a color's.
+    #[error("'{name}' cannot name a color: {why}")]
+    BadName {
+        /// As asked.
+        name: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The cluster has as many colors as it can.
+    #[error("the cluster has {0} colors, its limit")]
+    TooManyColors(u64),
+    /// The shard has as many sessions as it can.
+    #[error("the shard has as many sessions as it can: close clients, or wait until idle ones expire")]
+    TooManySessions,
+    /// The trim point would be at or above the tail.
+    #[error("cannot trim up to {upto}: the color's next number is {tail}, and only numbers below it can be trimmed")]
+    TrimBeyondTail {
+        /// As asked.
+        upto: SeqNum,
+        /// The next number of the color.
+        tail: SeqNum,
+    },
+    /// The connection has as many of these as it may.
+    #[error("the connection has too many {0}")]
+    TooMany(String),
+    /// There is no such shard here.
+    #[error("there is no shard {0} here")]
+    NoSuchShard(ShardId),
+    /// Something that this version does not do.
+    #[error("this version does not support {0}")]
+    Unsupported(String),
+    /// A record cannot be read.
+    #[error("{0}")]
+    Unreadable(String),
+    /// The metadata store did not do what was asked.
+    #[error("the metadata store failed: {0}")]
+    Metadata(String),
+    /// The node cannot do this now; try again.
+    #[error("the node is not ready: {0}")]
+    NotReady(String),
+}
+
+/// A color, as clients need to know it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ColorInfo {
+    /// Its id.
+    pub color: Color,
+    /// Its name.
+    pub name: String,
+    /// The shards that it may be appended to: as many as its width.
+    pub shards: Vec<ShardInfo>,
+}
+
+/// A shard, as clients need to know it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ShardInfo {
+    /// Its id.
+    pub shard: ShardId,
+    /// Its current view.
+    pub view: View,
+    /// Where each member is, in the order of the view: `host:port`. Empty is the node that answers.
+    pub addresses: Vec<String>,
+}
+
+/// How a node is.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Status {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// The node's version.
+    pub version: String,
+    /// Where its data is.
+    pub directory: String,
+    /// Time since it started, in microseconds.
+    pub uptime_micros: u64,
+    /// Client connections.
+    pub connections: u64,
+    /// Colors of the cluster.
+    pub colors: u64,
+    /// Appends that were numbered here since the start.
+    pub appends: u64,
+    /// Its shards.
+    pub shards: Vec<ShardStatus>,
+}
+
+/// How a shard is, as its leaf sees it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ShardStatus {
+    /// The shard.
+    pub shard: ShardId,
+    /// The epoch of its leaf.
+    pub epoch: Epoch,
+    /// Which view is in force.
+    pub view: u32,
+    /// `recovering`, `serving` or `stopped: why`.
+    pub state: String,
+    /// The last entry of its log.
+    pub last: Lsn,
+    /// The last committed entry.
+    pub commit: Lsn,
+    /// Open sessions.
+    pub sessions: u64,
+    /// Its members.
+    pub replicas: Vec<ReplicaStatus>,
+}
+
+/// How a replica is.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ReplicaStatus {
+    /// The replica.
+    pub replica: ReplicaId,
+    /// `ok`, or why it takes nothing.
+    pub state: String,
+    /// Its folder.
+    pub path: String,
+    /// What its device is and promises.
+    pub device: String,
+    /// Bytes of segments in use.
+    pub used_bytes: u64,
+    /// Bytes that the area may grow to.
+    pub limit_bytes: u64,
+    /// Numbers that can be read here.
+    pub records: u64,
+    /// Tokens staged.
+    pub staged: u64,
+    /// Bytes of memory that its indexes take.
+    pub index_bytes: u64,
+    /// How often its store was opened.
+    pub opened: u64,
+}
+
+/// The opening words of a connection, from both sides.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Hello {
+    /// [`crate::wire::VERSION`].
+    pub version: u32,
+    /// The cluster; zero from a client that does not know it yet.
+    pub cluster: ClusterId,
+    /// Who speaks.
+    pub role: Role,
+}
+
+/// What the side of a connection is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// A client of the log.
+    Client,
+    /// A node that serves it.
+    Node,
+}
+
+/// The answer to the opening words: go on, or why not.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Welcome {
+    /// The node's own opening words.
+    Accepted(Hello),
+    /// For people.
+    Refused(String),
+}

@@ -1,0 +1,1 @@
+//! A member of a shard: staged records, the shard log, settled numbers, and those who read them.

@@ -1,0 +1,1 @@
+//! The ordering tree: who hands out numbers, and who makes them facts.
