@@ -1,0 +1,188 @@
+//! A member's state as bytes, as of the last committed entry.
+//!
+//! What is above commit stays out: it is in the entries that follow, and may be taken back. Staged records stay out too:
+//! the store tells them itself.
+
+use bytes::Bytes;
+use flexlog_protocol::{Color, Epoch, Lsn, ReplicaId, SeqNum, SessionId, View, ViewNumber};
+use prost::Message;
+use rustc_hash::FxHashMap;
+use uuid::Uuid;
+
+use crate::color::{ColorState, Span};
+use crate::log::ShardLog;
+use crate::message::RestoreError;
+use crate::session::{Session, Slot, SlotState};
+
+/// The version of this format.
+const VERSION: u32 = 1;
+
+#[derive(Clone, PartialEq, Message)]
+struct StateBytes {
+    #[prost(uint32, tag = "1")]
+    version: u32,
+    #[prost(uint32, tag = "2")]
+    last_epoch: u32,
+    #[prost(message, optional, tag = "3")]
+    view: Option<ViewBytes>,
+    #[prost(message, repeated, tag = "4")]
+    sessions: Vec<SessionBytes>,
+    #[prost(message, repeated, tag = "5")]
+    colors: Vec<ColorBytes>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ViewBytes {
+    #[prost(uint32, tag = "1")]
+    number: u32,
+    #[prost(uint32, repeated, tag = "2")]
+    members: Vec<u32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct SessionBytes {
+    #[prost(uint32, tag = "1")]
+    epoch: u32,
+    #[prost(uint64, tag = "2")]
+    lsn: u64,
+    #[prost(bytes = "vec", tag = "3")]
+    nonce: Vec<u8>,
+    #[prost(uint64, tag = "4")]
+    base: u64,
+    #[prost(message, repeated, tag = "5")]
+    answers: Vec<AnswerBytes>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct AnswerBytes {
+    #[prost(uint64, tag = "1")]
+    seq: u64,
+    #[prost(uint64, tag = "2")]
+    color: u64,
+    #[prost(uint32, tag = "3")]
+    records: u32,
+    #[prost(fixed64, tag = "4")]
+    digest: u64,
+    #[prost(fixed64, tag = "5")]
+    first: u64,
+    #[prost(uint64, tag = "6")]
+    lsn: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ColorBytes {
+    #[prost(uint64, tag = "1")]
+    color: u64,
+    #[prost(fixed64, tag = "2")]
+    stable: u64,
+    #[prost(fixed64, optional, tag = "3")]
+    trim: Option<u64>,
+    /// For each epoch: its number, its exclusive end, and 1 if it is closed.
+    #[prost(uint32, repeated, tag = "4")]
+    spans: Vec<u32>,
+    #[prost(fixed64, repeated, tag = "5")]
+    holes: Vec<u64>,
+    #[prost(uint32, repeated, tag = "6")]
+    hole_counts: Vec<u32>,
+}
+
+/// What a member starts from.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) last: (Epoch, Lsn),
+    pub(crate) view: Option<View>,
+    pub(crate) sessions: FxHashMap<SessionId, Session>,
+    pub(crate) colors: FxHashMap<Color, ColorState>,
+}
+
+/// The state as of the log's commit.
+pub(crate) fn encode(
+    log: &ShardLog,
+    sessions: &FxHashMap<SessionId, Session>,
+    colors: &FxHashMap<Color, ColorState>,
+) -> Bytes {
+    let commit = log.commit();
+    let view = log
+        .view()
+        .map(|view| ViewBytes { number: view.number.0, members: view.members.iter().map(|member| member.0).collect() });
+    let mut sessions: Vec<SessionBytes> = sessions
+        .iter()
+        .filter(|(id, _)| id.lsn <= commit)
+        .map(|(id, session)| session_bytes(*id, session, commit))
+        .collect();
+    sessions.sort_unstable_by_key(|session| session.lsn);
+    let mut colors: Vec<ColorBytes> = colors.iter().map(|(color, state)| color_bytes(*color, state)).collect();
+    colors.sort_unstable_by_key(|color| color.color);
+    StateBytes { version: VERSION, last_epoch: log.commit_epoch().0, view, sessions, colors }.encode_to_vec().into()
+}
+
+fn session_bytes(id: SessionId, session: &Session, commit: Lsn) -> SessionBytes {
+    let answers = session.slots().filter_map(|(seq, slot)| match slot.state {
+        SlotState::Assigned(first, lsn) if lsn <= commit => Some(AnswerBytes {
+            seq,
+            color: slot.color.0,
+            records: slot.records,
+            digest: slot.digest,
+            first: first.to_raw(),
+            lsn: lsn.0,
+        }),
+        _ => None,
+    });
+    SessionBytes {
+        epoch: id.epoch.0,
+        lsn: id.lsn.0,
+        nonce: session.nonce.as_bytes().to_vec(),
+        base: session.base(),
+        answers: answers.collect(),
+    }
+}
+
+fn color_bytes(color: Color, state: &ColorState) -> ColorBytes {
+    ColorBytes {
+        color: color.0,
+        stable: state.stable().to_raw(),
+        trim: state.trim_point().map(SeqNum::to_raw),
+        spans: state.spans().iter().flat_map(|s| [s.epoch.0, s.end, u32::from(s.closed)]).collect(),
+        holes: state.holes().keys().map(|first| first.to_raw()).collect(),
+        hole_counts: state.holes().values().copied().collect(),
+    }
+}
+
+/// The state that was written for `upto`.
+pub(crate) fn decode(upto: Lsn, bytes: &[u8]) -> Result<State, RestoreError> {
+    let state = StateBytes::decode(bytes).map_err(|error| RestoreError(error.to_string()))?;
+    if state.version != VERSION {
+        return Err(RestoreError(format!("its checkpoint has version {}, this is version {VERSION}", state.version)));
+    }
+    let mut sessions = FxHashMap::default();
+    for bytes in state.sessions {
+        let nonce = Uuid::from_slice(&bytes.nonce).map_err(|error| RestoreError(error.to_string()))?;
+        let mut session = Session::new(nonce);
+        session.forget_below(bytes.base);
+        for answer in bytes.answers {
+            let state = SlotState::Assigned(SeqNum::from_raw(answer.first), Lsn(answer.lsn));
+            let (color, records, digest) = (Color(answer.color), answer.records, answer.digest);
+            session.put(answer.seq, Slot { color, records, digest, bytes: 0, state });
+        }
+        sessions.insert(SessionId { epoch: Epoch(bytes.epoch), lsn: Lsn(bytes.lsn) }, session);
+    }
+    let mut colors = FxHashMap::default();
+    for bytes in state.colors {
+        let (spans, rest) = bytes.spans.as_chunks::<3>();
+        if !rest.is_empty() || bytes.holes.len() != bytes.hole_counts.len() {
+            return Err(RestoreError(format!("its checkpoint of color {} is incomplete", bytes.color)));
+        }
+        let spans = spans
+            .iter()
+            .map(|[epoch, end, closed]| Span { epoch: Epoch(*epoch), end: *end, closed: *closed == 1 })
+            .collect();
+        let holes = bytes.holes.into_iter().map(SeqNum::from_raw).zip(bytes.hole_counts).collect();
+        let (stable, trim) = (SeqNum::from_raw(bytes.stable), bytes.trim.map(SeqNum::from_raw));
+        colors.insert(Color(bytes.color), ColorState::restore(spans, stable, trim, holes));
+    }
+    let view = state.view.map(|view| View {
+        number: ViewNumber(view.number),
+        members: view.members.into_iter().map(ReplicaId).collect(),
+    });
+    Ok(State { last: (Epoch(state.last_epoch), upto), view, sessions, colors })
+}

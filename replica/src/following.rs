@@ -1,0 +1,356 @@
+//! The shard log: how a member follows its leaf, from the seal on.
+
+use std::sync::Arc;
+
+use flexlog_protocol::api::{Answer, AppendRefusal, Appended, Failure};
+use flexlog_protocol::entry::push_assign;
+use flexlog_protocol::peer::{ColorEnd, Of, PeerMessage, SealReport, Staged, ToLeaf, ToMember};
+use flexlog_protocol::{Assign, Body, Color, Entry, Incarnation, Lsn, SessionId, Time, Token};
+use uuid::Uuid;
+
+use crate::checkpoint;
+use crate::color::OutOfOrder;
+use crate::message::{ConnId, Input, Output, Persist};
+use crate::replica::{Pending, Replica};
+use crate::session::{Session, Slot, SlotState};
+
+/// Where an entry comes from: the leaf may only assign what is staged here, the store was that far already.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Leaf,
+    Store,
+}
+
+impl Replica {
+    pub(crate) fn on_leaf(&mut self, now: Time, of: Of<ToMember>, out: &mut Vec<Output>) {
+        if matches!(of.message, ToMember::Seal) {
+            return self.on_seal(of.leaf, out);
+        }
+        // What an old incarnation says changes nothing (I9); a new one must seal first.
+        if self.leaf != Some(of.leaf) || self.sealing != Some(of.leaf) {
+            return;
+        }
+        match of.message {
+            ToMember::Seal => {}
+            ToMember::Entries { entries, commit } => {
+                for entry in &entries {
+                    if self.stopped.is_some() {
+                        return;
+                    }
+                    match self.take_entry(entry, Origin::Leaf) {
+                        Ok(true) => self.persist(Persist::Entry(Arc::clone(entry)), out),
+                        Ok(false) => {}
+                        Err(why) => return self.stop(why, out),
+                    }
+                }
+                self.commit_upto(commit, out);
+            }
+            ToMember::Complete { token, from } => {
+                let Some(session) = self.sessions.get(&token.session) else { return };
+                match session.get(token.seq) {
+                    None => out.push(Output::ToPeer { to: from, message: PeerMessage::Pull { token } }),
+                    Some(slot) if slot.state == SlotState::Staged => {
+                        let staged = Staged { token, color: slot.color, records: slot.records, digest: slot.digest };
+                        self.to_leaf(ToLeaf::Persisted(vec![staged]), out);
+                    }
+                    Some(_) => {}
+                }
+            }
+            ToMember::Confirm { round } => {
+                self.to_leaf(ToLeaf::Confirmed { round }, out);
+            }
+            ToMember::Tail { ask, tail, after } => {
+                if let Some(color) = self.readers.tail_known(ask, tail, after) {
+                    if self.log.commit() >= after {
+                        self.colors.entry(color).or_default().goes_on_in(tail.epoch());
+                    }
+                    self.wake(color, out);
+                    if self.readers.expired(now).is_some() {
+                        self.handle(now, Input::Tick, out);
+                    }
+                }
+            }
+            ToMember::Conflict { token } => {
+                if let Some(to) = self.connections.get(&token.session).copied() {
+                    let answer = Answer::AppendRefused { token, member: self.id, why: AppendRefusal::Conflict };
+                    out.push(Output::Answer { to, answer });
+                }
+            }
+            ToMember::SessionRefused { nonce } => {
+                for (to, id) in self.opening.remove(&nonce).unwrap_or_default() {
+                    out.push(Output::Answer { to, answer: Answer::Failed { id, why: Failure::TooManySessions } });
+                }
+            }
+        }
+    }
+
+    fn on_seal(&mut self, leaf: Incarnation, out: &mut Vec<Output>) {
+        if self.stopped.is_some() {
+            return;
+        }
+        match self.sealing {
+            Some(newest) if newest.epoch > leaf.epoch => {}
+            Some(newest) if newest.epoch == leaf.epoch && newest.uuid != leaf.uuid => {}
+            Some(newest) if newest == leaf && self.leaf == Some(leaf) => self.report(leaf, out),
+            Some(newest) if newest == leaf && self.fence_is_pending(leaf) => {}
+            _ => {
+                self.sealing = Some(leaf);
+                self.leaf = None;
+                self.persist(Persist::Fence(leaf), out);
+            }
+        }
+    }
+
+    fn fence_is_pending(&self, leaf: Incarnation) -> bool {
+        self.pending.iter().any(|pending| matches!(pending, Pending::Fence(fence) if *fence == leaf))
+    }
+
+    /// Tells a leaf whose fence is durable everything it needs to go on from here.
+    fn report(&mut self, leaf: Incarnation, out: &mut Vec<Output>) {
+        self.leaf = Some(leaf);
+        let commit = self.log.commit();
+        let mut staged = Vec::new();
+        let mut sessions = Vec::new();
+        for (id, session) in &self.sessions {
+            if id.lsn <= commit {
+                sessions.push(*id);
+            }
+            for (seq, slot) in session.slots().filter(|(_, slot)| slot.state == SlotState::Staged) {
+                let token = Token { shard: self.shard, session: *id, seq };
+                staged.push(Staged { token, color: slot.color, records: slot.records, digest: slot.digest });
+            }
+        }
+        // Orders what came from hash maps, so that the same history always gives the same report.
+        staged.sort_unstable_by_key(|staged| staged.token);
+        sessions.sort_unstable();
+        let mut colors: Vec<ColorEnd> = self
+            .colors
+            .iter()
+            .filter_map(|(color, state)| state.end().map(|(end, closed)| ColorEnd { color: *color, end, closed }))
+            .collect();
+        colors.sort_unstable_by_key(|end| end.color);
+        let report = SealReport {
+            last: self.log.last(),
+            commit,
+            view: self.log.view().cloned(),
+            entries: self.log.open().cloned().collect(),
+            staged,
+            colors,
+            sessions,
+        };
+        self.to_leaf(ToLeaf::Sealed(Box::new(report)), out);
+        // Whatever an earlier leaf left unanswered is asked again.
+        let nonces: Vec<Uuid> = self.opening.keys().copied().collect();
+        for nonce in nonces {
+            self.to_leaf(ToLeaf::OpenSession { nonce }, out);
+        }
+        for name in self.readers.all() {
+            if let Some(ask) = self.readers.ask_mut(name) {
+                ask.told = None;
+            }
+            self.judge(name, out);
+        }
+    }
+
+    /// Takes an entry into the log, and into what appends are answered from. Returns false for one that was there.
+    pub(crate) fn take_entry(&mut self, entry: &Arc<Entry>, origin: Origin) -> Result<bool, String> {
+        if !self.log.append(entry).map_err(|error| error.to_string())? {
+            return Ok(false);
+        }
+        match &entry.body {
+            Body::Assign(assigns) => {
+                for assign in assigns {
+                    self.take_assign(assign, entry.lsn, origin)?;
+                }
+            }
+            Body::OpenSession { nonce } => {
+                // A repeated nonce names the first session.
+                if !self.nonces.contains_key(nonce) {
+                    let id = SessionId { epoch: entry.epoch, lsn: entry.lsn };
+                    self.nonces.insert(*nonce, id);
+                    self.sessions.insert(id, Session::new(*nonce));
+                }
+            }
+            Body::Hole { .. }
+            | Body::EpochEnd { .. }
+            | Body::NewView(_)
+            | Body::CloseSession(_)
+            | Body::Trim { .. } => {}
+        }
+        Ok(true)
+    }
+
+    fn take_assign(&mut self, assign: &Assign, lsn: Lsn, origin: Origin) -> Result<(), String> {
+        let Some(session) = self.sessions.get_mut(&assign.token.session) else {
+            return Err(format!("entry {lsn} numbers {}, whose session is not open here", assign.token));
+        };
+        for (token, first) in assign.each() {
+            let known = session.get(token.seq);
+            let staged = known.filter(|slot| !matches!(slot.state, SlotState::Assigned(..)));
+            match (staged, origin) {
+                (Some(slot), _) if slot.color != assign.color || slot.records != assign.records => {
+                    return Err(format!("entry {lsn} numbers {token} for other records than those staged here"));
+                }
+                (None, Origin::Leaf) => {
+                    return Err(format!("entry {lsn} numbers {token}, which is not staged here"));
+                }
+                _ => {}
+            }
+            let slot = Slot {
+                color: assign.color,
+                records: assign.records,
+                digest: staged.map_or(0, |slot| slot.digest),
+                bytes: 0,
+                state: SlotState::Assigned(first, lsn),
+            };
+            session.put(token.seq, slot);
+            if let Some(slot) = staged {
+                self.staged_tokens = self.staged_tokens.saturating_sub(1);
+                self.staged_bytes = self.staged_bytes.saturating_sub(u64::from(slot.bytes));
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies what the leaf says is committed. It cannot be more than what this member acknowledged.
+    fn commit_upto(&mut self, commit: Lsn, out: &mut Vec<Output>) {
+        let upto = commit.min(self.log.persisted());
+        let mut touched: Vec<Color> = Vec::new();
+        while let Some(entry) = self.log.commit_next(upto) {
+            if let Err(error) = self.apply(&entry, &mut touched, out) {
+                return self.stop(format!("entry {}: {error}", entry.lsn), out);
+            }
+        }
+        touched.sort_unstable();
+        touched.dedup();
+        for color in touched {
+            self.wake(color, out);
+        }
+    }
+
+    fn apply(&mut self, entry: &Entry, touched: &mut Vec<Color>, out: &mut Vec<Output>) -> Result<(), OutOfOrder> {
+        match &entry.body {
+            Body::Assign(assigns) => {
+                for assign in assigns {
+                    self.colors.entry(assign.color).or_default().assign(assign.first, assign.count())?;
+                    self.touch(assign.color, touched);
+                }
+            }
+            Body::Hole { color, first, count } => {
+                self.colors.entry(*color).or_default().hole(*first, *count)?;
+                self.touch(*color, touched);
+            }
+            Body::EpochEnd { color, end, next } => {
+                self.colors.entry(*color).or_default().end_epoch(*end, *next)?;
+                self.touch(*color, touched);
+            }
+            Body::NewView(_) => {}
+            Body::OpenSession { nonce } => {
+                if let Some(session) = self.nonces.get(nonce).copied() {
+                    for (to, id) in self.opening.remove(nonce).unwrap_or_default() {
+                        out.push(Output::Answer { to, answer: Answer::SessionOpened { id, session } });
+                    }
+                }
+            }
+            Body::CloseSession(id) => self.close_session(*id, out),
+            Body::Trim { color, upto } => {
+                if self.colors.entry(*color).or_default().trim(*upto) {
+                    out.push(Output::Trim { color: *color, upto: *upto });
+                }
+                self.touch(*color, touched);
+            }
+        }
+        Ok(())
+    }
+
+    fn touch(&self, color: Color, touched: &mut Vec<Color>) {
+        if touched.last() != Some(&color) && self.readers.cares_for(color) {
+            touched.push(color);
+        }
+    }
+
+    fn close_session(&mut self, id: SessionId, out: &mut Vec<Output>) {
+        let Some(session) = self.sessions.remove(&id) else { return };
+        self.nonces.remove(&session.nonce);
+        self.connections.remove(&id);
+        let mut dropped = Vec::new();
+        for (seq, slot) in session.slots() {
+            if !matches!(slot.state, SlotState::Assigned(..)) {
+                self.unstage(slot);
+                dropped.push(Token { shard: self.shard, session: id, seq });
+            }
+        }
+        if !dropped.is_empty() {
+            out.push(Output::DropStaged(dropped));
+        }
+    }
+
+    pub(crate) fn on_durable(&mut self, upto: u64, out: &mut Vec<Output>) {
+        let mut staged: Vec<Staged> = Vec::new();
+        let mut acked = None;
+        let mut answers: Vec<(ConnId, Appended)> = Vec::new();
+        while self.durable < upto {
+            let Some(pending) = self.pending.pop_front() else { break };
+            self.durable += 1;
+            match pending {
+                Pending::Stage(token) => {
+                    let Some(session) = self.sessions.get_mut(&token.session) else { continue };
+                    let Some(slot) = session.get(token.seq).filter(|slot| slot.state == SlotState::Staging) else {
+                        continue;
+                    };
+                    session.put(token.seq, Slot { state: SlotState::Staged, ..slot });
+                    staged.push(Staged { token, color: slot.color, records: slot.records, digest: slot.digest });
+                }
+                Pending::Entry(lsn) => {
+                    self.log.persisted_upto(lsn);
+                    acked = Some(lsn);
+                    self.answer_assigned(lsn, &mut answers);
+                }
+                Pending::Fence(leaf) => {
+                    // The report covers everything up to here.
+                    staged.clear();
+                    acked = None;
+                    if self.sealing == Some(leaf) {
+                        self.report(leaf, out);
+                    }
+                }
+                Pending::Checkpoint => {}
+            }
+        }
+        if !staged.is_empty() {
+            self.to_leaf(ToLeaf::Persisted(staged), out);
+        }
+        if let Some(lsn) = acked {
+            self.to_leaf(ToLeaf::Acked(lsn), out);
+        }
+        for (to, appended) in answers {
+            out.push(Output::Answer { to, answer: Answer::Appended(appended) });
+        }
+    }
+
+    /// Tells clients the numbers that the entry at `lsn` gave to their appends: it is persisted here, with its records.
+    fn answer_assigned(&self, lsn: Lsn, answers: &mut Vec<(ConnId, Appended)>) {
+        let Some(Body::Assign(assigns)) = self.log.open_at(lsn).map(|entry| &entry.body) else { return };
+        let Some(view) = self.log.view_at(lsn) else { return };
+        for assign in assigns {
+            let Some(to) = self.connections.get(&assign.token.session) else { continue };
+            let same = |(conn, appended): &&mut (ConnId, Appended)| conn == to && appended.view == *view;
+            match answers.iter_mut().rev().find(same) {
+                Some((_, appended)) => push_assign(&mut appended.runs, *assign),
+                None => {
+                    let members = vec![self.id];
+                    let appended = Appended { members, view: view.clone(), settled: false, runs: vec![*assign] };
+                    answers.push((*to, appended));
+                }
+            }
+        }
+    }
+
+    pub(crate) fn on_checkpoint_wanted(&mut self, out: &mut Vec<Output>) {
+        let upto = self.log.commit();
+        if upto > Lsn(0) && self.stopped.is_none() {
+            let state = checkpoint::encode(&self.log, &self.sessions, &self.colors);
+            self.persist(Persist::Checkpoint { upto, state }, out);
+        }
+    }
+}

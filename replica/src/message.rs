@@ -1,0 +1,162 @@
+//! What a member is told, and what it wants done.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use flexlog_protocol::api::{Answer, AppendRequest, Request};
+use flexlog_protocol::peer::{Of, PeerMessage, ToLeaf, ToMember};
+use flexlog_protocol::{Append, Color, Entry, Incarnation, Lsn, Record, ReplicaId, SeqNum, Token};
+
+/// A client's connection, as whoever runs the member names it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ConnId(pub u64);
+
+/// Names a fetch.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FetchId(pub(crate) u64);
+
+/// What a member is told.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// A client asks for something; appends and what the node itself answers aside.
+    Request {
+        /// The client.
+        from: ConnId,
+        /// What it asks.
+        request: Request,
+    },
+    /// A client appends.
+    Append {
+        /// The client.
+        from: ConnId,
+        /// What it appends.
+        request: Arc<AppendRequest>,
+    },
+    /// A client is gone.
+    Disconnected(ConnId),
+    /// The leaf speaks.
+    Leaf(Of<ToMember>),
+    /// Another member speaks.
+    Peer {
+        /// The member.
+        from: ReplicaId,
+        /// What it says.
+        message: PeerMessage,
+    },
+    /// The first `upto` of all [`Output::Persist`] since the start are durable.
+    Durable {
+        /// How many.
+        upto: u64,
+    },
+    /// The store had no room for this append: nothing of it is there. Its [`Output::Persist`] counts as done.
+    StageRefused(Token),
+    /// A checkpoint would be of use.
+    CheckpointWanted,
+    /// The store failed and takes nothing any more.
+    StoreFailed(String),
+    /// What a fetch found; the records in order, or why one cannot be read.
+    Fetched {
+        /// Which.
+        fetch: FetchId,
+        /// What.
+        result: Result<Vec<(SeqNum, Record)>, String>,
+    },
+    /// The time has come that [`Replica::next_deadline`] named.
+    Tick,
+}
+
+/// A write that the store must make, in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Persist {
+    /// Records of a client.
+    Stage(Arc<Append>),
+    /// An entry of the shard log.
+    Entry(Arc<Entry>),
+    /// The promise to follow this incarnation and no older one.
+    Fence(Incarnation),
+    /// The member's state as of this place.
+    Checkpoint {
+        /// The place.
+        upto: Lsn,
+        /// The state.
+        state: Bytes,
+    },
+}
+
+/// What a member wants done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Output {
+    /// Write this, after what was said before.
+    Persist(Persist),
+    /// Read records; see `LogStore::read`.
+    Fetch {
+        /// Names it.
+        fetch: FetchId,
+        /// The log.
+        color: Color,
+        /// Inclusive.
+        from: SeqNum,
+        /// Exclusive.
+        upto: SeqNum,
+        /// At most this many records.
+        max_records: usize,
+        /// No further record once this many bytes are reached.
+        max_bytes: usize,
+    },
+    /// Read a staged append, and send it to `to` as [`PeerMessage::Pulled`], or [`PeerMessage::NotHere`].
+    FetchStaged {
+        /// The append.
+        token: Token,
+        /// Who wants it.
+        to: ReplicaId,
+    },
+    /// Forget these numbers.
+    Trim {
+        /// The log.
+        color: Color,
+        /// Inclusive.
+        upto: SeqNum,
+    },
+    /// Forget these staged appends.
+    DropStaged(Vec<Token>),
+    /// To the leaf.
+    ToLeaf(Of<ToLeaf>),
+    /// To another member.
+    ToPeer {
+        /// The member.
+        to: ReplicaId,
+        /// What to say.
+        message: PeerMessage,
+    },
+    /// To a client.
+    Answer {
+        /// The client.
+        to: ConnId,
+        /// What to say.
+        answer: Answer,
+    },
+    /// The member cannot go on, and takes nothing any more. Reads of what is settled go on.
+    Stopped(String),
+}
+
+/// Why a member cannot start from what its store holds.
+#[derive(Debug, thiserror::Error)]
+#[error("the store does not hold a replica's state: {0}. It may be of another version; restore it from another member")]
+pub struct RestoreError(pub(crate) String);
+
+/// A member in numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// The last entry of its log.
+    pub last: Lsn,
+    /// The last entry it knows committed.
+    pub commit: Lsn,
+    /// Open sessions.
+    pub sessions: u64,
+    /// Colors with numbers.
+    pub colors: u64,
+    /// Tokens staged.
+    pub staged: u64,
+    /// Why it takes nothing any more.
+    pub stopped: Option<String>,
+}

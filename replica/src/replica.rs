@@ -1,0 +1,195 @@
+//! The member itself: its state, how it starts, and which part handles what.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use flexlog_protocol::api::RequestId;
+use flexlog_protocol::media::Recovered;
+use flexlog_protocol::peer::{Of, Staged, ToLeaf};
+use flexlog_protocol::{Color, Incarnation, Lsn, ReplicaId, SeqNum, SessionId, ShardId, Time, Token};
+use rustc_hash::FxHashMap;
+use uuid::Uuid;
+
+use crate::checkpoint;
+use crate::color::ColorState;
+use crate::following::Origin;
+use crate::log::ShardLog;
+use crate::message::{ConnId, Input, Output, Persist, RestoreError, Summary};
+use crate::readers::{Ask, Readers};
+use crate::session::{Session, Slot, SlotState};
+
+/// A write that is not durable yet.
+#[derive(Debug)]
+pub(crate) enum Pending {
+    Stage(Token),
+    Entry(Lsn),
+    Fence(Incarnation),
+    Checkpoint,
+}
+
+/// What a fetch is for.
+#[derive(Debug)]
+pub(crate) enum FetchFor {
+    Ask { ask: Ask, number: SeqNum, again: bool },
+    Subscription { from: ConnId, id: RequestId, upto: SeqNum },
+}
+
+/// One member of one shard.
+#[derive(Debug)]
+pub struct Replica {
+    pub(crate) id: ReplicaId,
+    pub(crate) shard: ShardId,
+    /// The newest incarnation that asked for a seal; nothing older is heeded.
+    pub(crate) sealing: Option<Incarnation>,
+    /// That incarnation, once the fence for it is durable and reported.
+    pub(crate) leaf: Option<Incarnation>,
+    pub(crate) log: ShardLog,
+    pub(crate) sessions: FxHashMap<SessionId, Session>,
+    pub(crate) nonces: FxHashMap<Uuid, SessionId>,
+    /// The connection that answers to a session's appends go to.
+    pub(crate) connections: FxHashMap<SessionId, ConnId>,
+    /// Clients that wait for a session.
+    pub(crate) opening: FxHashMap<Uuid, Vec<(ConnId, RequestId)>>,
+    pub(crate) colors: FxHashMap<Color, ColorState>,
+    pub(crate) readers: Readers,
+    pub(crate) fetches: FxHashMap<u64, FetchFor>,
+    pub(crate) next_fetch: u64,
+    /// Writes that are not durable yet, oldest first; the first of them is number `durable + 1`.
+    pub(crate) pending: VecDeque<Pending>,
+    pub(crate) durable: u64,
+    pub(crate) staged_bytes: u64,
+    pub(crate) staged_tokens: usize,
+    pub(crate) stopped: Option<String>,
+}
+
+impl Replica {
+    /// A member that starts from what its store holds. Returns what it has to tell the store first.
+    ///
+    /// # Errors
+    /// When the store's contents are not a replica's.
+    pub fn restore(id: ReplicaId, shard: ShardId, recovered: Recovered) -> Result<(Self, Vec<Output>), RestoreError> {
+        let state = match &recovered.checkpoint {
+            Some((upto, bytes)) => checkpoint::decode(*upto, bytes)?,
+            None => checkpoint::State::default(),
+        };
+        let mut replica = Self {
+            id,
+            shard,
+            sealing: recovered.fence,
+            leaf: None,
+            log: ShardLog::restore(state.last, state.view),
+            nonces: state.sessions.iter().map(|(id, session)| (session.nonce, *id)).collect(),
+            sessions: state.sessions,
+            connections: FxHashMap::default(),
+            opening: FxHashMap::default(),
+            colors: state.colors,
+            readers: Readers::default(),
+            fetches: FxHashMap::default(),
+            next_fetch: 0,
+            pending: VecDeque::new(),
+            durable: 0,
+            staged_bytes: 0,
+            staged_tokens: 0,
+            stopped: None,
+        };
+        let mut out = Vec::new();
+        for (color, state) in &replica.colors {
+            if let Some(upto) = state.trim_point() {
+                out.push(Output::Trim { color: *color, upto });
+            }
+        }
+        for entry in recovered.entries {
+            replica.take_entry(&Arc::new(entry), Origin::Store).map_err(RestoreError)?;
+        }
+        replica.log.persisted_upto(replica.log.last().1);
+        let mut orphans = Vec::new();
+        for staged in recovered.staged {
+            let Staged { token, color, records, digest } = staged;
+            match replica.sessions.get_mut(&token.session) {
+                Some(session) if session.get(token.seq).is_none() => {
+                    // Its size is not known without reading it; what matters is that it is counted as a token.
+                    session.put(token.seq, Slot { color, records, digest, bytes: 0, state: SlotState::Staged });
+                    replica.staged_tokens += 1;
+                }
+                Some(_) => {}
+                None => orphans.push(token),
+            }
+        }
+        if !orphans.is_empty() {
+            out.push(Output::DropStaged(orphans));
+        }
+        Ok((replica, out))
+    }
+
+    /// When to be told [`Input::Tick`], if nothing else happens before.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Time> {
+        self.readers.next_deadline()
+    }
+
+    /// The member in numbers.
+    #[must_use]
+    pub fn summary(&self) -> Summary {
+        Summary {
+            last: self.log.last().1,
+            commit: self.log.commit(),
+            sessions: self.sessions.len() as u64,
+            colors: self.colors.len() as u64,
+            staged: self.staged_tokens as u64,
+            stopped: self.stopped.clone(),
+        }
+    }
+
+    /// Everything below this number of `color` is settled here.
+    #[must_use]
+    pub fn stable(&self, color: Color) -> SeqNum {
+        self.colors.get(&color).map_or(SeqNum::MIN, ColorState::stable)
+    }
+
+    /// Does what `input` calls for; what is to be done outside goes to the end of `out`, in order.
+    pub fn handle(&mut self, now: Time, input: Input, out: &mut Vec<Output>) {
+        match input {
+            Input::Request { from, request } => self.on_request(now, from, request, out),
+            Input::Append { from, request } => self.on_append(from, &request, out),
+            Input::Disconnected(conn) => self.on_disconnected(conn),
+            Input::Leaf(of) => self.on_leaf(now, of, out),
+            Input::Peer { from, message } => self.on_peer(from, message, out),
+            Input::Durable { upto } => self.on_durable(upto, out),
+            Input::StageRefused(token) => self.on_stage_refused(token, out),
+            Input::CheckpointWanted => self.on_checkpoint_wanted(out),
+            Input::StoreFailed(why) => self.stop(why, out),
+            Input::Fetched { fetch, result } => self.on_fetched(fetch, result, out),
+            Input::Tick => {
+                while let Some(name) = self.readers.expired(now) {
+                    if let Some(ask) = self.readers.finish(name) {
+                        out.push(Output::Answer { to: ask.from, answer: ask.give_up() });
+                    }
+                }
+            }
+        }
+    }
+
+    pub(crate) fn stop(&mut self, why: String, out: &mut Vec<Output>) {
+        if self.stopped.is_none() {
+            self.stopped = Some(why.clone());
+            out.push(Output::Stopped(why));
+        }
+    }
+
+    pub(crate) fn persist(&mut self, what: Persist, out: &mut Vec<Output>) {
+        self.pending.push_back(match &what {
+            Persist::Stage(append) => Pending::Stage(append.token()),
+            Persist::Entry(entry) => Pending::Entry(entry.lsn),
+            Persist::Fence(incarnation) => Pending::Fence(*incarnation),
+            Persist::Checkpoint { .. } => Pending::Checkpoint,
+        });
+        out.push(Output::Persist(what));
+    }
+
+    pub(crate) fn to_leaf(&self, message: ToLeaf, out: &mut Vec<Output>) -> bool {
+        if let Some(leaf) = self.leaf {
+            out.push(Output::ToLeaf(Of { leaf, message }));
+        }
+        self.leaf.is_some()
+    }
+}
