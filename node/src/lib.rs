@@ -1,1 +1,4 @@
 //! A FlexLog node: server sockets, clocks, the embedded cluster and the flexlog command.
+
+pub mod engine;
+mod server;

@@ -1,0 +1,125 @@
+//! The `flexlog` command: what it understands, how it says what went wrong, and how it ends.
+//!
+//! Exit codes: 0 done, 1 the log said no (the message says what, and what to do), 2 wrong usage.
+
+mod append;
+mod color;
+mod output;
+mod read;
+mod status;
+mod up;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use flexlog_client::Client;
+use flexlog_protocol::SeqNum;
+use flexlog_protocol::limits::DEFAULT_PORT;
+
+use self::output::Output;
+
+/// Why a command did not do what it was asked, for people.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// The message says what is wrong and what to do.
+    Failed(String),
+    /// Whoever read the output has gone away; there is nobody to tell.
+    OutputClosed,
+}
+
+impl<E: std::error::Error> From<E> for Stop {
+    fn from(error: E) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// A shared log: every color is a totally ordered, replicated log of its own.
+#[derive(Parser)]
+#[command(name = "flexlog", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start a cluster in this process, or start the one in DIR again.
+    Up(up::UpArgs),
+    /// Append each line of a file or of standard input to a color, and print the numbers.
+    Append(append::AppendArgs),
+    /// Print one record, or all from one number on.
+    Read(read::ReadArgs),
+    /// Print the last records of a color, and with --follow those that come.
+    Tail(read::TailArgs),
+    /// Forget a color's records up to and including a number.
+    Trim(color::TrimArgs),
+    /// List the colors.
+    Colors(color::ColorsArgs),
+    /// Say how the cluster is.
+    Status(status::StatusArgs),
+}
+
+/// Where the cluster is, and how to print.
+#[derive(Args)]
+pub(crate) struct Common {
+    /// The cluster's address, host:port.
+    #[arg(long, env = "FLEXLOG_CLUSTER", value_name = "ADDR", default_value_t = format!("127.0.0.1:{DEFAULT_PORT}"))]
+    cluster: String,
+    /// Print one JSON object a line, payloads in base64.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Common {
+    async fn connect(&self) -> Result<Client, Stop> {
+        Ok(Client::connect(&self.cluster).await?)
+    }
+
+    fn output(&self) -> Output {
+        Output::new(self.json)
+    }
+}
+
+/// A number on the command line.
+fn number(text: &str) -> Result<SeqNum, String> {
+    text.parse::<SeqNum>().map_err(|error| error.to_string())
+}
+
+/// Runs the command that the process was started with.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return complain(&format!("cannot start: {error}")),
+    };
+    let result = runtime.block_on(async {
+        match cli.command {
+            Command::Up(args) => up::run(args).await,
+            Command::Append(args) => append::run(args).await,
+            Command::Read(args) => read::run_read(args).await,
+            Command::Tail(args) => read::run_tail(args).await,
+            Command::Trim(args) => color::run_trim(args).await,
+            Command::Colors(args) => color::run_colors(args).await,
+            Command::Status(args) => status::run(args).await,
+        }
+    });
+    // A thread that still reads standard input must not hold the process.
+    runtime.shutdown_background();
+    match result {
+        Ok(()) | Err(Stop::OutputClosed) => ExitCode::SUCCESS,
+        Err(Stop::Failed(message)) => complain(&message),
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "this is where the command speaks to people")]
+fn complain(message: &str) -> ExitCode {
+    eprintln!("flexlog: {message}");
+    ExitCode::FAILURE
+}
+
+/// A folder on the command line, made absolute for messages and for the status report.
+fn absolute(path: &std::path::Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}

@@ -1,0 +1,460 @@
+//! The embedded cluster: one shard's members, their stores, its leaf and the owner of its colors, on one thread.
+//!
+//! The cores speak to each other through one queue that is emptied before anything waits: a record that a client sent is
+//! staged on all members, numbered, and in every member's log when [`Engine::run`] returns, where the device is memory;
+//! where it is a file, as far as the fences that are done allow. Nothing is sent from one thread to another on that way.
+//!
+//! It relies on being told when a fence of a store may be done ([`Engine::fenced`]) and when a deadline has come
+//! ([`Engine::next_deadline`]). It promises that writes reach each store in the order in which its member made them, that
+//! a member hears of durable writes only after the fence that covers them, and one fence for all that is queued.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::Arc;
+
+use flexlog_protocol::api::{Answer, AppendRequest, Appended, ReplicaStatus, Request, ShardStatus};
+use flexlog_protocol::media::{FenceId, LogStore, StoreError};
+use flexlog_protocol::peer::{FromParent, PeerMessage, ToParent};
+use flexlog_protocol::{Incarnation, ReplicaId, ShardId, Time, View};
+use flexlog_replica::{ConnId, Persist, Replica};
+use flexlog_sequencer::{Counter, Leaf};
+use rustc_hash::FxHashMap;
+
+/// A member and its store.
+pub struct Member {
+    id: ReplicaId,
+    replica: Replica,
+    store: Box<dyn LogStore>,
+    /// For people.
+    path: String,
+    opened: u64,
+    /// Writes that the store was given.
+    written: u64,
+    /// Writes that a fence was started for.
+    covered: u64,
+    /// The fence under way, and how many writes it covers.
+    fence: Option<(FenceId, u64)>,
+    checkpointing: bool,
+    failed: Option<String>,
+}
+
+impl Member {
+    /// A member over an opened store, which lies at `path` and was opened `opened` times.
+    pub fn new(id: ReplicaId, replica: Replica, store: Box<dyn LogStore>, path: String, opened: u64) -> Self {
+        let (checkpointing, failed) = (false, None);
+        Self { id, replica, store, path, opened, written: 0, covered: 0, fence: None, checkpointing, failed }
+    }
+}
+
+/// One message inside the cluster.
+enum Message {
+    Member(usize, flexlog_replica::Input),
+    Leaf(flexlog_sequencer::Input),
+    Counter(ToParent),
+}
+
+/// What the engine needs from outside.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// The shard serves.
+    Serving,
+    /// The owner's epoch is used up: claim the position again and [`Engine::lead`] with that.
+    EpochFull,
+}
+
+/// The cores of one shard and its sequencer.
+pub struct Engine {
+    shard: ShardId,
+    members: Vec<Member>,
+    leaf: Option<Leaf>,
+    counter: Option<Counter>,
+    /// As in [`Counter::with_limit`].
+    counter_limit: u32,
+    incarnation: Option<Incarnation>,
+    view: u32,
+    queue: VecDeque<Message>,
+    answers: FxHashMap<ConnId, Vec<Answer>>,
+    events: Vec<Event>,
+    stopped: Option<String>,
+    appends: u64,
+    member_out: Vec<flexlog_replica::Output>,
+    leaf_out: Vec<flexlog_sequencer::Output>,
+    counter_out: Vec<FromParent>,
+}
+
+impl Engine {
+    /// The members of `shard`, in the order of its view; they follow no leaf yet.
+    #[must_use]
+    pub fn new(shard: ShardId, members: Vec<Member>, counter_limit: u32) -> Self {
+        Self {
+            shard,
+            members,
+            leaf: None,
+            counter: None,
+            counter_limit,
+            incarnation: None,
+            view: 0,
+            queue: VecDeque::new(),
+            answers: FxHashMap::default(),
+            events: Vec::new(),
+            stopped: None,
+            appends: 0,
+            member_out: Vec::new(),
+            leaf_out: Vec::new(),
+            counter_out: Vec::new(),
+        }
+    }
+
+    /// Starts a leaf as `incarnation`, in place of the one before. [`Engine::run`] comes next.
+    pub fn lead(&mut self, incarnation: Incarnation, view: View) {
+        self.incarnation = Some(incarnation);
+        self.view = view.number.0;
+        self.counter = None;
+        let mut leaf = Leaf::new(incarnation, self.shard, view);
+        leaf.start(&mut self.leaf_out);
+        self.leaf = Some(leaf);
+        self.route_leaf();
+    }
+
+    /// The member that answers a connection's reads.
+    fn reader_of(&self, conn: ConnId) -> usize {
+        // A connection stays with one member, so that what it has read there it can read again there.
+        (conn.0 % self.members.len().max(1) as u64) as usize
+    }
+
+    /// Takes a client's request. [`Engine::run`] comes next.
+    pub fn request(&mut self, from: ConnId, request: Request) {
+        match request {
+            Request::Append(request) => self.append(from, &request),
+            request => {
+                let member = self.reader_of(from);
+                let input = flexlog_replica::Input::Request { from, request };
+                self.queue.push_back(Message::Member(member, input));
+            }
+        }
+    }
+
+    fn append(&mut self, from: ConnId, request: &Arc<AppendRequest>) {
+        for (at, member) in self.members.iter().enumerate() {
+            if request.members.contains(&member.id) {
+                let input = flexlog_replica::Input::Append { from, request: Arc::clone(request) };
+                self.queue.push_back(Message::Member(at, input));
+            }
+        }
+    }
+
+    /// A client is gone. What it appended goes on.
+    pub fn disconnected(&mut self, conn: ConnId) {
+        for at in 0..self.members.len() {
+            self.queue.push_back(Message::Member(at, flexlog_replica::Input::Disconnected(conn)));
+        }
+    }
+
+    /// Some store's fence may be done.
+    pub fn fenced(&mut self) {
+        for at in 0..self.members.len() {
+            self.look_at_fence(at);
+        }
+    }
+
+    /// The deadline has come.
+    pub fn tick(&mut self) {
+        for at in 0..self.members.len() {
+            self.queue.push_back(Message::Member(at, flexlog_replica::Input::Tick));
+        }
+        self.queue.push_back(Message::Leaf(flexlog_sequencer::Input::Tick));
+    }
+
+    /// When to call [`Engine::tick`], if nothing else happens before.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Time> {
+        let members = self.members.iter().filter_map(|member| member.replica.next_deadline());
+        members.chain(self.leaf.as_ref().and_then(Leaf::next_deadline)).min()
+    }
+
+    /// Works until nothing is left to do but to wait for fences, deadlines and clients.
+    pub fn run(&mut self, now: Time) {
+        loop {
+            while let Some(message) = self.queue.pop_front() {
+                self.dispatch(now, message);
+            }
+            if let Some(leaf) = &mut self.leaf {
+                leaf.flush(&mut self.leaf_out);
+                self.route_leaf();
+            }
+            if self.queue.is_empty() {
+                self.start_fences();
+            }
+            if self.queue.is_empty() {
+                self.want_checkpoints();
+            }
+            if self.queue.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// What to say to clients, by connection.
+    pub fn take_answers(&mut self) -> impl Iterator<Item = (ConnId, Vec<Answer>)> + use<'_> {
+        self.answers.drain()
+    }
+
+    /// What happened that the engine cannot handle itself.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        mem::take(&mut self.events)
+    }
+
+    fn dispatch(&mut self, now: Time, message: Message) {
+        match message {
+            Message::Member(at, input) => {
+                self.members[at].replica.handle(now, input, &mut self.member_out);
+                self.route_member(at);
+            }
+            Message::Leaf(input) => {
+                if let Some(leaf) = &mut self.leaf {
+                    leaf.handle(now, input, &mut self.leaf_out);
+                    self.route_leaf();
+                }
+            }
+            Message::Counter(input) => {
+                if let Some(counter) = &mut self.counter {
+                    counter.handle(input, &mut self.counter_out);
+                    let answers = self.counter_out.drain(..).map(flexlog_sequencer::Input::Parent);
+                    self.queue.extend(answers.map(Message::Leaf));
+                }
+            }
+        }
+    }
+
+    fn route_leaf(&mut self) {
+        use flexlog_sequencer::Output;
+        for output in self.leaf_out.drain(..) {
+            match output {
+                Output::Member { to, message } => {
+                    if let Some(at) = self.members.iter().position(|member| member.id == to) {
+                        self.queue.push_back(Message::Member(at, flexlog_replica::Input::Leaf(message)));
+                    }
+                }
+                Output::Parent(message) => self.queue.push_back(Message::Counter(message)),
+                Output::Recovered { colors } => {
+                    let counter = self.incarnation.map(|incarnation| Counter::new(incarnation, colors));
+                    self.counter = counter.map(|counter| counter.with_limit(self.counter_limit));
+                }
+                Output::Serving => self.events.push(Event::Serving),
+                Output::EpochFull => self.events.push(Event::EpochFull),
+                Output::Stopped(reason) => self.stopped = Some(reason.to_string()),
+            }
+        }
+    }
+
+    fn route_member(&mut self, at: usize) {
+        use flexlog_replica::{Input, Output};
+        let from = self.members[at].id;
+        let mut outputs = mem::take(&mut self.member_out);
+        for output in outputs.drain(..) {
+            match output {
+                Output::Persist(what) => self.write(at, what),
+                Output::Fetch { fetch, color, from, upto, max_records, max_bytes } => {
+                    let mut records = Vec::new();
+                    let store = &self.members[at].store;
+                    let read = store.read(color, from, upto, max_records, max_bytes, &mut records);
+                    let result = match read {
+                        Err(error) if records.is_empty() => Err(error.to_string()),
+                        // What was read goes out; the one that cannot be read is met again, first, by the next fetch.
+                        _ => Ok(records),
+                    };
+                    self.queue.push_back(Message::Member(at, Input::Fetched { fetch, result }));
+                }
+                Output::FetchStaged { token, to } => {
+                    let message = match self.members[at].store.read_staged(token) {
+                        Ok(Some(append)) => PeerMessage::Pulled(Arc::new(append)),
+                        Ok(None) => PeerMessage::NotHere { token },
+                        Err(error) => {
+                            tracing::error!(%error, %token, "a staged record cannot be read");
+                            PeerMessage::NotHere { token }
+                        }
+                    };
+                    self.send_to_peer(from, to, message);
+                }
+                Output::Trim { color, upto } => self.members[at].store.trim(color, upto),
+                Output::DropStaged(tokens) => self.members[at].store.drop_staged(&tokens),
+                Output::ToLeaf(message) => {
+                    self.queue.push_back(Message::Leaf(flexlog_sequencer::Input::Member { from, message }));
+                }
+                Output::ToPeer { to, message } => self.send_to_peer(from, to, message),
+                Output::Answer { to, answer } => self.answer(to, answer),
+                Output::Stopped(why) => {
+                    tracing::error!(replica = %from, why, "a replica stopped");
+                    self.members[at].failed.get_or_insert(why);
+                }
+            }
+        }
+        self.member_out = outputs;
+    }
+
+    fn send_to_peer(&mut self, from: ReplicaId, to: ReplicaId, message: PeerMessage) {
+        if let Some(at) = self.members.iter().position(|member| member.id == to) {
+            let input = flexlog_replica::Input::Peer { from, message };
+            self.queue.push_back(Message::Member(at, input));
+        }
+    }
+
+    /// Puts an answer to those that wait for the same connection. Members that say the same of the same appends say it
+    /// in one message.
+    fn answer(&mut self, to: ConnId, answer: Answer) {
+        let waiting = self.answers.entry(to).or_default();
+        if let Answer::Appended(new) = &answer {
+            let same = |old: &Appended| {
+                old.settled == new.settled && old.view.number == new.view.number && old.runs == new.runs
+            };
+            let old = waiting.iter_mut().rev().take(2).find_map(|old| match old {
+                Answer::Appended(old) if same(old) => Some(old),
+                _ => None,
+            });
+            if let Some(old) = old {
+                old.members.extend_from_slice(&new.members);
+                return;
+            }
+            if new.members.first() == self.members.first().map(|member| &member.id) {
+                self.appends += new.runs.iter().map(|run| u64::from(run.tokens)).sum::<u64>();
+            }
+        }
+        waiting.push(answer);
+    }
+
+    fn write(&mut self, at: usize, what: Persist) {
+        let member = &mut self.members[at];
+        member.written += 1;
+        if member.failed.is_some() {
+            return;
+        }
+        let result = match &what {
+            Persist::Stage(append) => member.store.stage(append),
+            Persist::Entry(entry) => member.store.append(entry),
+            Persist::Fence(incarnation) => member.store.seal(*incarnation),
+            Persist::Checkpoint { upto, state } => {
+                member.checkpointing = false;
+                member.store.checkpoint(*upto, state)
+            }
+        };
+        match (result, &what) {
+            (Ok(()), _) => {}
+            (Err(StoreError::Full { .. }), Persist::Stage(append)) => {
+                let input = flexlog_replica::Input::StageRefused(append.token());
+                self.queue.push_back(Message::Member(at, input));
+            }
+            // The space kept back for checkpoints is gone: the next one may find more, once more was trimmed.
+            (Err(error @ StoreError::Full { .. }), Persist::Checkpoint { .. }) => {
+                tracing::warn!(replica = %member.id, %error, "no room for a checkpoint");
+            }
+            (Err(error), _) => self.fail(at, &error.to_string()),
+        }
+    }
+
+    fn fail(&mut self, at: usize, why: &str) {
+        let member = &mut self.members[at];
+        if member.failed.is_none() {
+            tracing::error!(replica = %member.id, why, "a store failed");
+            member.failed = Some(why.to_owned());
+            self.queue.push_back(Message::Member(at, flexlog_replica::Input::StoreFailed(why.to_owned())));
+        }
+    }
+
+    /// One fence for everything that a store was given since the last; none while one is under way.
+    fn start_fences(&mut self) {
+        for at in 0..self.members.len() {
+            let member = &mut self.members[at];
+            if member.fence.is_some() || member.written == member.covered || member.failed.is_some() {
+                continue;
+            }
+            match member.store.fence() {
+                Ok(id) => {
+                    member.covered = member.written;
+                    member.fence = Some((id, member.written));
+                }
+                Err(error) => self.fail(at, &error.to_string()),
+            }
+        }
+        self.fenced();
+    }
+
+    fn look_at_fence(&mut self, at: usize) {
+        let member = &mut self.members[at];
+        let Some((id, upto)) = member.fence else { return };
+        match member.store.fenced() {
+            Ok(done) if done >= id => {
+                member.fence = None;
+                self.queue.push_back(Message::Member(at, flexlog_replica::Input::Durable { upto }));
+            }
+            Ok(_) => {}
+            Err(error) => {
+                member.fence = None;
+                self.fail(at, &error.to_string());
+            }
+        }
+    }
+
+    fn want_checkpoints(&mut self) {
+        // Before that nothing is known to be committed.
+        let serving = self.counter.is_some();
+        for (at, member) in self.members.iter_mut().enumerate() {
+            // The next one waits until this one is durable: only then does the store know whether it wants another.
+            let idle = member.fence.is_none() && !member.checkpointing && member.failed.is_none();
+            if serving && idle && member.store.checkpoint_wanted() {
+                member.checkpointing = true;
+                self.queue.push_back(Message::Member(at, flexlog_replica::Input::CheckpointWanted));
+            }
+        }
+    }
+
+    /// Why the shard does not serve and never will, if that is so.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        self.stopped.clone().or_else(|| {
+            let failed = |member: &Member| Some(format!("replica {}: {}", member.id, member.failed.as_ref()?));
+            self.members.iter().find_map(failed)
+        })
+    }
+
+    /// How many appends were numbered since the start.
+    #[must_use]
+    pub fn appends(&self) -> u64 {
+        self.appends
+    }
+
+    /// The shard, for people.
+    #[must_use]
+    pub fn status(&self) -> ShardStatus {
+        let leaf = self.leaf.as_ref().map(Leaf::status);
+        let state = match (&self.stopped, &leaf) {
+            (Some(why), _) => format!("stopped: {why}"),
+            (None, Some(leaf)) => leaf.phase.to_owned(),
+            (None, None) => "without a leaf".to_owned(),
+        };
+        let replicas = self.members.iter().map(|member| {
+            let usage = member.store.usage();
+            ReplicaStatus {
+                replica: member.id,
+                state: member.failed.clone().unwrap_or_else(|| "ok".to_owned()),
+                path: member.path.clone(),
+                device: usage.device,
+                used_bytes: usage.used_bytes,
+                limit_bytes: usage.limit_bytes,
+                records: usage.records,
+                staged: usage.staged_tokens,
+                index_bytes: usage.index_bytes,
+                opened: member.opened,
+            }
+        });
+        ShardStatus {
+            shard: self.shard,
+            epoch: leaf.as_ref().map(|leaf| leaf.epoch).unwrap_or_default(),
+            view: self.view,
+            state,
+            last: leaf.as_ref().map(|leaf| leaf.last).unwrap_or_default(),
+            commit: leaf.as_ref().map(|leaf| leaf.commit).unwrap_or_default(),
+            sessions: leaf.as_ref().map(|leaf| leaf.sessions as u64).unwrap_or_default(),
+            replicas: replicas.collect(),
+        }
+    }
+}

@@ -1,0 +1,440 @@
+//! Serving clients: connections in, the engine run, answers out. Everything on one thread.
+//!
+//! A connection's requests are handled where they arrive: read, given to the engine, and what the engine then has for
+//! any client is put into that client's outbox. Each connection is one task that reads and writes at once. A client that
+//! does not take its answers is not read from any more once [`MAX_OUTBOUND_BYTES`] of them wait, so it slows itself alone.
+
+use std::cell::{Cell, RefCell};
+use std::mem;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use flexlog_protocol::api::{
+    Answer, AppendRefusal, AppendRequest, ColorInfo, Failure, Hello, Request, Role, ShardInfo, Status, delivered_cost,
+};
+use flexlog_protocol::limits::{MAX_COLORS, MAX_CONNECTIONS, MAX_OUTBOUND_BYTES};
+use flexlog_protocol::net::{self, NodeConnection, in_process, tcp};
+use flexlog_protocol::{ClusterId, Color, Incarnation, Position, ShardId, Time, View, wire};
+use flexlog_replica::ConnId;
+use flexlog_tree_config::operations::{self, Placement};
+use flexlog_tree_config::{ColorName, ColorRecord, Metadata};
+use rustc_hash::FxHashMap;
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, watch};
+use tokio::task::spawn_local;
+use uuid::Uuid;
+
+use crate::engine::{Engine, Event};
+
+/// How long a client may take over the opening words.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
+/// Colors in one page of the list.
+const COLORS_PER_PAGE: usize = 1000;
+
+/// Answers on their way to one client.
+#[derive(Default)]
+struct Outbox {
+    answers: RefCell<Vec<Answer>>,
+    bytes: Cell<usize>,
+    filled: Notify,
+    emptied: Notify,
+}
+
+/// The node as its connections see it.
+pub(crate) struct Server {
+    engine: RefCell<Engine>,
+    metadata: Arc<dyn Metadata>,
+    cluster: ClusterId,
+    directory: String,
+    placement: Placement,
+    view: View,
+    started: Instant,
+    /// Colors have the ids from 1 up to this, exclusive.
+    next_color: Cell<u64>,
+    next_connection: Cell<u64>,
+    outboxes: RefCell<FxHashMap<ConnId, Rc<Outbox>>>,
+    /// The deadline that the timer waits for.
+    armed: Cell<Option<Time>>,
+    rearm: Notify,
+    serving: watch::Sender<bool>,
+    stopping: watch::Sender<bool>,
+}
+
+/// What a server is made of.
+pub(crate) struct Parts {
+    pub(crate) engine: Engine,
+    pub(crate) metadata: Arc<dyn Metadata>,
+    pub(crate) cluster: ClusterId,
+    pub(crate) directory: String,
+    pub(crate) shard: ShardId,
+    pub(crate) owner: Position,
+    pub(crate) view: View,
+    pub(crate) next_color: Color,
+    /// Told, from any thread, when a fence of a store may be done.
+    pub(crate) fenced: Arc<Notify>,
+}
+
+impl Server {
+    /// Starts the tasks that every node has; the shard has no leaf yet. Must run inside a `LocalSet`.
+    pub(crate) fn start(parts: Parts) -> Rc<Self> {
+        let server = Rc::new(Self {
+            engine: RefCell::new(parts.engine),
+            metadata: parts.metadata,
+            cluster: parts.cluster,
+            directory: parts.directory,
+            placement: Placement { owner: parts.owner, shard: parts.shard },
+            view: parts.view,
+            started: Instant::now(),
+            next_color: Cell::new(parts.next_color.0),
+            next_connection: Cell::new(0),
+            outboxes: RefCell::default(),
+            armed: Cell::new(None),
+            rearm: Notify::new(),
+            serving: watch::Sender::new(false),
+            stopping: watch::Sender::new(false),
+        });
+        spawn_local(Rc::clone(&server).keep_time());
+        spawn_local(Rc::clone(&server).follow_fences(parts.fenced));
+        server
+    }
+
+    fn now(&self) -> Time {
+        Time(self.started.elapsed().as_micros() as u64)
+    }
+
+    /// Claims the position and starts a leaf there.
+    ///
+    /// # Errors
+    /// Those of the metadata store.
+    pub(crate) async fn lead(self: &Rc<Self>) -> Result<(), operations::OperationError> {
+        let uuid = Uuid::new_v4();
+        let position = self.placement.owner;
+        let epoch = operations::claim(&*self.metadata, position, uuid, "").await?;
+        self.engine.borrow_mut().lead(Incarnation { position, epoch, uuid }, self.view.clone());
+        self.run();
+        Ok(())
+    }
+
+    /// Waits until the shard serves.
+    pub(crate) async fn serves(&self) {
+        // The sender lives in `self`, so this ends when the value is true.
+        let _ = self.serving.subscribe().wait_for(|serving| *serving).await;
+    }
+
+    /// Why the shard does not serve and never will, if that is so.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.engine.borrow().trouble()
+    }
+
+    /// Tells every connection to close.
+    pub(crate) async fn stop(&self) {
+        self.stopping.send_replace(true);
+        let patience = Instant::now() + net::CLOSING_TIME;
+        while !self.outboxes.borrow().is_empty() && Instant::now() < patience {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Runs the engine, and hands out what came of it.
+    fn run(self: &Rc<Self>) {
+        let mut engine = self.engine.borrow_mut();
+        engine.run(self.now());
+        let outboxes = self.outboxes.borrow();
+        for (conn, mut answers) in engine.take_answers() {
+            // A client that is gone hears no answer.
+            let Some(outbox) = outboxes.get(&conn) else { continue };
+            outbox.bytes.set(outbox.bytes.get() + answers.iter().map(cost).sum::<usize>());
+            outbox.answers.borrow_mut().append(&mut answers);
+            outbox.filled.notify_one();
+        }
+        for event in engine.take_events() {
+            match event {
+                Event::Serving => {
+                    self.serving.send_replace(true);
+                }
+                Event::EpochFull => {
+                    let server = Rc::clone(self);
+                    spawn_local(async move {
+                        if let Err(error) = server.lead().await {
+                            tracing::error!(%error, "the position cannot be claimed again");
+                        }
+                    });
+                }
+            }
+        }
+        let deadline = engine.next_deadline();
+        if deadline.is_some_and(|deadline| self.armed.get().is_none_or(|armed| deadline < armed)) {
+            self.rearm.notify_one();
+        }
+    }
+
+    async fn keep_time(self: Rc<Self>) {
+        loop {
+            let deadline = self.engine.borrow().next_deadline();
+            self.armed.set(deadline);
+            let expired = async {
+                match deadline {
+                    Some(at) => tokio::time::sleep_until((self.started + Duration::from_micros(at.0)).into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.rearm.notified() => {}
+                () = expired => {
+                    self.engine.borrow_mut().tick();
+                    self.run();
+                }
+            }
+        }
+    }
+
+    async fn follow_fences(self: Rc<Self>, fenced: Arc<Notify>) {
+        loop {
+            fenced.notified().await;
+            self.engine.borrow_mut().fenced();
+            self.run();
+        }
+    }
+
+    fn hello(&self) -> Hello {
+        Hello { version: wire::VERSION, cluster: self.cluster, role: Role::Node }
+    }
+
+    /// Accepts clients over TCP until the server stops.
+    pub(crate) async fn listen(self: Rc<Self>, listener: TcpListener) {
+        let mut stopping = self.stopping.subscribe();
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                _ = stopping.wait_for(|stopping| *stopping) => return,
+            };
+            match accepted {
+                Ok((stream, _)) => {
+                    let server = Rc::clone(&self);
+                    spawn_local(async move {
+                        match tcp::accept(stream, &server.hello(), HANDSHAKE_TIME).await {
+                            Ok(connection) => server.serve(connection).await,
+                            Err(error) => tracing::warn!(%error, "a client was turned away"),
+                        }
+                    });
+                }
+                Err(error) => {
+                    // Out of file descriptors, as a rule: others may close some.
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+        }
+    }
+
+    /// Accepts clients of this process until the server stops.
+    pub(crate) async fn listen_in_process(self: Rc<Self>, mut listener: in_process::Listener) {
+        let mut stopping = self.stopping.subscribe();
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                _ = stopping.wait_for(|stopping| *stopping) => return,
+            };
+            let Some(connection) = accepted else { return };
+            spawn_local(Rc::clone(&self).serve(connection));
+        }
+    }
+
+    async fn serve(self: Rc<Self>, connection: NodeConnection) {
+        let NodeConnection { mut sender, mut receiver, peer, .. } = connection;
+        if self.outboxes.borrow().len() >= MAX_CONNECTIONS {
+            let reason =
+                format!("the node has {MAX_CONNECTIONS} connections, its limit: close some, or try again later");
+            return net::close(&mut *sender, &mut *receiver, reason).await;
+        }
+        let conn = ConnId(self.next_connection.get());
+        self.next_connection.set(conn.0 + 1);
+        let outbox = Rc::new(Outbox::default());
+        self.outboxes.borrow_mut().insert(conn, Rc::clone(&outbox));
+
+        let read = async {
+            let mut requests = Vec::new();
+            loop {
+                match receiver.recv(&mut requests).await {
+                    Ok(true) => self.handle(conn, &outbox, &mut requests).await,
+                    Ok(false) => return None,
+                    Err(error) => return Some(error),
+                }
+                while outbox.bytes.get() > MAX_OUTBOUND_BYTES {
+                    outbox.emptied.notified().await;
+                }
+            }
+        };
+        let write = async {
+            let mut batch = Vec::new();
+            loop {
+                mem::swap(&mut batch, &mut *outbox.answers.borrow_mut());
+                if batch.is_empty() {
+                    outbox.filled.notified().await;
+                    continue;
+                }
+                // Until they are on their way they count, so that a client which does not read is not read from.
+                let bytes: usize = batch.iter().map(cost).sum();
+                let sent = sender.send(&mut batch).await;
+                outbox.bytes.set(outbox.bytes.get().saturating_sub(bytes));
+                outbox.emptied.notify_one();
+                if let Err(error) = sent {
+                    return error;
+                }
+            }
+        };
+        let mut stopping = self.stopping.subscribe();
+        let reason = tokio::select! {
+            ended = read => ended.map(|error| error.to_string()),
+            error = write => Some(error.to_string()),
+            _ = stopping.wait_for(|stopping| *stopping) => Some("the node stops".to_owned()),
+        };
+        self.engine.borrow_mut().disconnected(conn);
+        self.run();
+        if let Some(reason) = reason {
+            tracing::info!(peer, reason, "a connection ends");
+            net::close(&mut *sender, &mut *receiver, reason).await;
+        }
+        self.outboxes.borrow_mut().remove(&conn);
+    }
+
+    async fn handle(self: &Rc<Self>, conn: ConnId, outbox: &Outbox, requests: &mut Vec<Request>) {
+        for request in requests.drain(..) {
+            match request {
+                Request::Append(request) if request.appends.iter().any(|append| !self.knows(append.color())) => {
+                    self.append_known(conn, outbox, &request);
+                }
+                Request::Lookup { id, name, create } => {
+                    // What came before is not kept waiting by the metadata store.
+                    self.run();
+                    let answer = match self.lookup(&name, create).await {
+                        Ok(info) => Answer::Color { id, info },
+                        Err(why) => Answer::Failed { id, why },
+                    };
+                    self.answer(outbox, answer);
+                }
+                Request::Colors { id, after } => {
+                    self.run();
+                    let answer = match self.colors(after.as_deref()).await {
+                        Ok(colors) => Answer::Colors { id, colors },
+                        Err(why) => Answer::Failed { id, why },
+                    };
+                    self.answer(outbox, answer);
+                }
+                Request::Status { id } => {
+                    self.run();
+                    self.answer(outbox, Answer::Status { id, status: Box::new(self.status()) });
+                }
+                Request::Read { id, color, .. }
+                | Request::ReadNext { id, color, .. }
+                | Request::ReadPrev { id, color, .. }
+                | Request::Tail { id, color }
+                | Request::Trim { id, color, .. }
+                | Request::Subscribe { id, color, .. }
+                    if !self.knows(color) =>
+                {
+                    let why = Failure::NoSuchColor(format!("with id {color}"));
+                    self.answer(outbox, Answer::Failed { id, why });
+                }
+                request => self.engine.borrow_mut().request(conn, request),
+            }
+        }
+        self.run();
+    }
+
+    fn answer(&self, outbox: &Outbox, answer: Answer) {
+        outbox.bytes.set(outbox.bytes.get() + cost(&answer));
+        outbox.answers.borrow_mut().push(answer);
+        outbox.filled.notify_one();
+    }
+
+    /// Refuses the appends to colors that are not there, and passes on the others.
+    fn append_known(&self, conn: ConnId, outbox: &Outbox, request: &AppendRequest) {
+        let (known, unknown): (Vec<_>, Vec<_>) =
+            request.appends.iter().cloned().partition(|append| self.knows(append.color()));
+        for append in unknown {
+            for member in &request.members {
+                let (token, why) = (append.token(), AppendRefusal::NoSuchColor);
+                self.answer(outbox, Answer::AppendRefused { token, member: *member, why });
+            }
+        }
+        let request = AppendRequest { appends: known, ..request.clone() };
+        self.engine.borrow_mut().request(conn, Request::Append(Arc::new(request)));
+    }
+
+    fn knows(&self, color: Color) -> bool {
+        (1..self.next_color.get()).contains(&color.0)
+    }
+
+    async fn lookup(&self, name: &str, create: bool) -> Result<ColorInfo, Failure> {
+        let bad = |error: &dyn std::fmt::Display| Failure::BadName { name: name.to_owned(), why: error.to_string() };
+        let color_name = ColorName::new(name).map_err(|error| bad(&error))?;
+        let found = operations::find_color(&*self.metadata, &color_name).await.map_err(metadata_failure)?;
+        let record = match found {
+            Some(record) => record,
+            None if !create => return Err(Failure::NoSuchColor(format!("named '{name}'"))),
+            None => operations::create_color(&*self.metadata, &color_name, self.placement)
+                .await
+                .map_err(metadata_failure)?,
+        };
+        self.next_color.set(self.next_color.get().max(record.color.0 + 1));
+        Ok(self.info(record))
+    }
+
+    async fn colors(&self, after: Option<&str>) -> Result<Vec<ColorInfo>, Failure> {
+        let after = match after {
+            None => None,
+            Some(name) => match ColorName::new(name) {
+                Ok(name) => Some(name),
+                Err(error) => return Err(Failure::BadName { name: name.to_owned(), why: error.to_string() }),
+            },
+        };
+        let page = operations::colors_by_name(&*self.metadata, after.as_ref(), COLORS_PER_PAGE).await;
+        Ok(page.map_err(metadata_failure)?.into_iter().map(|record| self.info(record)).collect())
+    }
+
+    fn info(&self, record: ColorRecord) -> ColorInfo {
+        let shard = |shard: ShardId| ShardInfo {
+            shard,
+            view: self.view.clone(),
+            // Every member is on this node.
+            addresses: vec![String::new(); self.view.members.len()],
+        };
+        let shards = record.shards.into_iter().map(shard).collect();
+        ColorInfo { color: record.color, name: record.name.to_string(), shards }
+    }
+
+    fn status(&self) -> Status {
+        let engine = self.engine.borrow();
+        Status {
+            cluster: self.cluster,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            directory: self.directory.clone(),
+            uptime_micros: self.now().0,
+            connections: self.outboxes.borrow().len() as u64,
+            colors: self.next_color.get() - 1,
+            appends: engine.appends(),
+            shards: vec![engine.status()],
+        }
+    }
+}
+
+fn metadata_failure(error: operations::OperationError) -> Failure {
+    match error {
+        operations::OperationError::TooManyColors(_) => Failure::TooManyColors(MAX_COLORS as u64),
+        error => Failure::Metadata(error.to_string()),
+    }
+}
+
+/// What an answer takes of an outbox, in bytes, about.
+fn cost(answer: &Answer) -> usize {
+    let payload = match answer {
+        Answer::Delivered { records, .. } => records.iter().map(|(_, record)| delivered_cost(record) as usize).sum(),
+        Answer::Record { record, .. } => record.payload().len(),
+        Answer::Appended(appended) => appended.runs.len() * 48,
+        Answer::Colors { colors, .. } => colors.len() * 128,
+        _ => 0,
+    };
+    64 + payload
+}
