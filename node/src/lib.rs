@@ -1,4 +1,5 @@
 //! A FlexLog node: server sockets, clocks, the embedded cluster and the flexlog command.
 
+pub mod embedded;
 pub mod engine;
 mod server;

@@ -1,7 +1,3 @@
-//! The `flexlog` command.
+//! The flexlog command.
 
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    flexlog_node::cli::main()
-}
+fn main() {}

@@ -41,6 +41,15 @@ struct Outbox {
     emptied: Notify,
 }
 
+/// How far the shard is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum State {
+    Starting,
+    Serving,
+    /// It did not get to serve, and this is why.
+    Failed(String),
+}
+
 /// The node as its connections see it.
 pub(crate) struct Server {
     engine: RefCell<Engine>,
@@ -57,7 +66,7 @@ pub(crate) struct Server {
     /// The deadline that the timer waits for.
     armed: Cell<Option<Time>>,
     rearm: Notify,
-    serving: watch::Sender<bool>,
+    state: watch::Sender<State>,
     stopping: watch::Sender<bool>,
 }
 
@@ -91,7 +100,7 @@ impl Server {
             outboxes: RefCell::default(),
             armed: Cell::new(None),
             rearm: Notify::new(),
-            serving: watch::Sender::new(false),
+            state: watch::Sender::new(State::Starting),
             stopping: watch::Sender::new(false),
         });
         spawn_local(Rc::clone(&server).keep_time());
@@ -116,15 +125,14 @@ impl Server {
         Ok(())
     }
 
-    /// Waits until the shard serves.
-    pub(crate) async fn serves(&self) {
-        // The sender lives in `self`, so this ends when the value is true.
-        let _ = self.serving.subscribe().wait_for(|serving| *serving).await;
-    }
-
-    /// Why the shard does not serve and never will, if that is so.
-    pub(crate) fn trouble(&self) -> Option<String> {
-        self.engine.borrow().trouble()
+    /// Waits until the shard serves, or why it never will.
+    pub(crate) async fn serves(&self) -> Result<(), String> {
+        let mut state = self.state.subscribe();
+        // The sender lives in `self`, so this ends when the state is another.
+        match state.wait_for(|state| *state != State::Starting).await.as_deref() {
+            Ok(State::Failed(why)) => Err(why.clone()),
+            _ => Ok(()),
+        }
     }
 
     /// Tells every connection to close.
@@ -151,7 +159,7 @@ impl Server {
         for event in engine.take_events() {
             match event {
                 Event::Serving => {
-                    self.serving.send_replace(true);
+                    self.state.send_replace(State::Serving);
                 }
                 Event::EpochFull => {
                     let server = Rc::clone(self);
@@ -161,6 +169,11 @@ impl Server {
                         }
                     });
                 }
+            }
+        }
+        if *self.state.borrow() == State::Starting {
+            if let Some(why) = engine.trouble() {
+                self.state.send_replace(State::Failed(why));
             }
         }
         let deadline = engine.next_deadline();

@@ -1,1 +1,21 @@
 //! The store of one replica: a log of checksummed entries in persistent memory or on a plain disk.
+//!
+//! [`Store`] implements [`flexlog_protocol::media::LogStore`] over any [`flexlog_protocol::media::Device`]; the devices
+//! are in [`device`]. A store is opened through [`Closed`], [`Intended`] and [`Advanced`], one type a step, because each
+//! opening is agreed with the metadata store. What the store promises: after a crash it holds a prefix of what was
+//! written that includes all that was fenced, with nothing torn and nothing invented (I10); bytes that were durable and
+//! are damaged are reported, not skipped.
+
+mod codec;
+pub mod device;
+mod index;
+mod layout;
+mod log;
+mod open;
+mod recover;
+mod segments;
+mod store;
+mod superblock;
+
+pub use open::{Advanced, Closed, Intended, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Mark, OpenError, Options, Owner};
+pub use store::Store;

@@ -1,1 +1,33 @@
-//! What a FlexLog cluster is made of: its metadata, and the stores that keep it.
+//! What a FlexLog cluster is made of.
+//!
+//! Small, rarely changed facts that all nodes must agree on: the cluster and its counters, the positions of the ordering
+//! tree and who holds them, shards and their views, replicas and the identity of their stores, colors and where they
+//! live. Run-time state of a color never goes here.
+//!
+//! The *pure part* holds the types and their rules ([`name`], [`record`], [`key`]), what may be asked of a store
+//! ([`transaction`], [`metadata`]), how a store's identity is judged ([`identity`]), and what is done with it all
+//! ([`operations`]). It does no I/O and needs no runtime. *Backends* keep the facts: the `embedded` one (feature
+//! `embedded`) in a folder, for one process. Every backend passes the same suite, `conformance`.
+
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
+#[cfg(feature = "embedded")]
+pub mod embedded;
+pub mod identity;
+pub mod key;
+pub mod metadata;
+pub mod name;
+pub mod operations;
+pub mod record;
+pub mod transaction;
+
+#[cfg(feature = "embedded")]
+pub use embedded::Embedded;
+pub use identity::IdentityRefusal;
+pub use key::{Key, Kind, Value};
+pub use metadata::{Change, Changes, CommitError, Event, Metadata, Page, ReadError, Revision, Versioned, Watch};
+pub use name::{ColorName, ColorNameError};
+pub use record::{
+    ClusterRecord, ColorRecord, Holder, PositionRecord, RecordError, ReplicaRecord, Retention, ShardRecord, StoreState,
+};
+pub use transaction::{Transaction, TransactionError};

@@ -1,0 +1,378 @@
+//! A cluster in one process: opening what is in a folder, in the order that keeps it safe, and serving it.
+//!
+//! The order: lock and read the metadata; open each replica's store in the two steps that keep its identity, see
+//! [`flexlog_tree_config::identity`]; recover the stores, all at once; claim the position, which takes a fresh epoch; seal
+//! the members and recover the shard. Only then is anything served.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+
+use flexlog_protocol::api::{Hello, Role};
+use flexlog_protocol::media::{LogStore, Recovered};
+use flexlog_protocol::net::in_process::{self, Connector};
+use flexlog_protocol::{ClusterId, ReplicaId, SeqNum, ShardId, StoreId, View, limits, wire};
+use flexlog_replica::{Output, Replica, RestoreError};
+use flexlog_storage_pm::device::AnyDevice;
+use flexlog_storage_pm::{Advanced, Closed, Mark, OpenError, Owner, Store};
+use flexlog_tree_config::operations::{self, Layout, OperationError};
+use flexlog_tree_config::{Embedded as EmbeddedMetadata, Metadata};
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+use tokio::task::{LocalSet, spawn_local};
+use uuid::Uuid;
+
+use crate::engine::{Engine, Member};
+use crate::server::{Parts, Server};
+
+/// The replicas of a new cluster unless told otherwise.
+pub const DEFAULT_REPLICAS: u32 = 3;
+/// The one shard of an embedded cluster.
+const SHARD: ShardId = ShardId(1);
+
+/// How a cluster is to be started.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The folder that holds everything; made if need be.
+    pub directory: PathBuf,
+    /// Where to listen for clients; within the process alone where it is `None`.
+    pub listen: Option<String>,
+    /// How many replicas a new cluster has: 1 to 15. An existing one must have as many, where it is given.
+    pub replicas: Option<u32>,
+    /// Bytes that each replica's area may grow to.
+    pub area_limit: u64,
+    /// Bytes of a segment of a new replica's area, a multiple of 4096.
+    pub segment_bytes: u64,
+    /// The most numbers of a color in one epoch; lower than the largest possible only in tests.
+    pub numbers_per_epoch: u32,
+}
+
+impl Options {
+    /// A cluster in `directory` with every other choice left to us.
+    #[must_use]
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        Self {
+            directory: directory.into(),
+            listen: None,
+            replicas: None,
+            area_limit: limits::AREA_LIMIT_BYTES,
+            segment_bytes: limits::SEGMENT_BYTES,
+            numbers_per_epoch: SeqNum::MAX_COUNT,
+        }
+    }
+}
+
+/// Why a cluster does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The folder cannot be made.
+    #[error("cannot make the folder {}: {source}. Make its parent writable, or choose another with --dir", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {source}. Is another cluster running there? Choose another with --listen")]
+    Listen {
+        /// The address.
+        address: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The number of replicas is not possible, or not the one that the cluster has.
+    #[error("{0}")]
+    Replicas(String),
+    /// The metadata cannot be opened.
+    #[error(transparent)]
+    Metadata(#[from] flexlog_tree_config::embedded::OpenError),
+    /// The metadata does not do what is asked.
+    #[error(transparent)]
+    Operation(#[from] OperationError),
+    /// A replica's store cannot be opened.
+    #[error(transparent)]
+    Store(#[from] OpenError),
+    /// A replica cannot start from what its store holds.
+    #[error("replica {replica} in {}: {source}", path.display())]
+    Restore {
+        /// The replica.
+        replica: ReplicaId,
+        /// Its folder.
+        path: PathBuf,
+        /// Why.
+        source: RestoreError,
+    },
+    /// The shard cannot serve.
+    #[error("the cluster in {} cannot serve: {why}", path.display())]
+    Shard {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// The thread that the cluster was to run on cannot be started, or ended.
+    #[error("the cluster's thread: {0}")]
+    Thread(String),
+}
+
+/// A cluster that serves.
+#[derive(Clone, Debug)]
+pub struct Ready {
+    /// Where it listens, if it does.
+    pub address: Option<SocketAddr>,
+    /// Connects to it within the process.
+    pub connector: Connector,
+    /// What the replicas' devices are and promise.
+    pub devices: Vec<String>,
+}
+
+/// Runs a cluster until `stopped` is done. Calls `ready` once it serves.
+///
+/// # Errors
+/// [`StartError`], before `ready` was called.
+pub async fn run(
+    options: Options,
+    ready: impl FnOnce(Ready),
+    stopped: impl Future<Output = ()>,
+) -> Result<(), StartError> {
+    LocalSet::new().run_until(serve(options, ready, stopped)).await
+}
+
+async fn serve(
+    options: Options,
+    ready: impl FnOnce(Ready),
+    stopped: impl Future<Output = ()>,
+) -> Result<(), StartError> {
+    let directory = options.directory.clone();
+    // The address is taken first: what is wrong with it shows before the stores are read.
+    let listener = match &options.listen {
+        Some(address) => {
+            let bound = TcpListener::bind(address.as_str()).await;
+            Some(bound.map_err(|source| StartError::Listen { address: address.clone(), source })?)
+        }
+        None => None,
+    };
+    let address = listener.as_ref().and_then(|listener| listener.local_addr().ok());
+    let opened = open(&options).await?;
+    let devices = opened.engine.status().replicas.into_iter().map(|replica| replica.device).collect();
+    let cluster = opened.cluster;
+    let server = Server::start(opened);
+    server.lead().await?;
+    server.serves().await.map_err(|why| StartError::Shard { path: directory.clone(), why })?;
+
+    let hello = Hello { version: wire::VERSION, cluster, role: Role::Node };
+    let (connector, in_process) = in_process::listen(directory.display().to_string(), hello);
+    spawn_local(std::rc::Rc::clone(&server).listen_in_process(in_process));
+    if let Some(listener) = listener {
+        spawn_local(std::rc::Rc::clone(&server).listen(listener));
+    }
+    ready(Ready { address, connector, devices });
+    stopped.await;
+    server.stop().await;
+    Ok(())
+}
+
+async fn open(options: &Options) -> Result<Parts, StartError> {
+    let directory = &options.directory;
+    std::fs::create_dir_all(directory).map_err(|source| StartError::Folder { path: directory.clone(), source })?;
+    let metadata: Arc<dyn Metadata> = Arc::new(EmbeddedMetadata::open(directory.join("metadata"))?);
+    let cluster = match operations::cluster(&*metadata).await? {
+        Some(cluster) => cluster,
+        None => {
+            let replicas = options.replicas.unwrap_or(DEFAULT_REPLICAS);
+            if !(1..=flexlog_tree_config::record::MAX_VIEW_MEMBERS as u32).contains(&replicas) {
+                let most = flexlog_tree_config::record::MAX_VIEW_MEMBERS;
+                return Err(StartError::Replicas(format!("a cluster has 1 to {most} replicas, not {replicas}")));
+            }
+            let layout = Layout::single(replicas, replicas.min(2));
+            operations::create_cluster(&*metadata, ClusterId(Uuid::new_v4()), &layout).await?
+        }
+    };
+    let shard = operations::shard(&*metadata, SHARD).await?;
+    let members = shard.view.members.len();
+    if let Some(asked) = options.replicas.filter(|asked| *asked as usize != members) {
+        return Err(StartError::Replicas(format!(
+            "the cluster in {} has {members} replicas, not {asked}: leave --replicas away, or choose another folder",
+            directory.display()
+        )));
+    }
+    let fenced = Arc::new(Notify::new());
+    let members = open_members(options, &*metadata, cluster.id, &shard.view, &fenced).await?;
+    Ok(Parts {
+        engine: Engine::new(SHARD, members, options.numbers_per_epoch),
+        metadata,
+        cluster: cluster.id,
+        directory: directory.display().to_string(),
+        shard: SHARD,
+        owner: shard.leaf,
+        view: shard.view,
+        next_color: cluster.next_color,
+        fenced,
+    })
+}
+
+async fn open_members(
+    options: &Options,
+    metadata: &dyn Metadata,
+    cluster: ClusterId,
+    view: &View,
+    fenced: &Arc<Notify>,
+) -> Result<Vec<Member>, StartError> {
+    let mut counted = Vec::new();
+    for replica in &view.members {
+        let path = options.directory.join(format!("replica-{replica}"));
+        let owner = Owner { cluster, replica: *replica };
+        counted.push((*replica, path.clone(), count_opening(options, metadata, owner, &path).await?));
+    }
+    // Reading the logs takes the time, so all are read at once.
+    let recovered: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = counted
+            .into_iter()
+            .map(|(replica, path, store)| {
+                let opened = store.identity().opened;
+                (replica, path, opened, scope.spawn(move || store.finish()))
+            })
+            .collect();
+        let join = |(replica, path, opened, thread): (_, _, _, thread::ScopedJoinHandle<'_, _>)| {
+            (replica, path, opened, thread.join())
+        };
+        threads.into_iter().map(join).collect()
+    });
+    let mut members = Vec::new();
+    for (replica, path, opened, result) in recovered {
+        let panicked = |_| StartError::Thread(format!("the recovery of replica {replica} failed"));
+        let (mut store, recovered) = result.map_err(panicked)??;
+        let core = member(replica, &path, &mut store, recovered, fenced)?;
+        members.push(Member::new(replica, core, Box::new(store), path.display().to_string(), opened));
+    }
+    Ok(members)
+}
+
+/// Opens a store up to where both sides have counted this opening.
+async fn count_opening(
+    options: &Options,
+    metadata: &dyn Metadata,
+    owner: Owner,
+    path: &Path,
+) -> Result<Advanced<AnyDevice>, StartError> {
+    let fresh = StoreId(Uuid::new_v4());
+    let store_options = flexlog_storage_pm::Options {
+        segment_bytes: options.segment_bytes,
+        limit_bytes: options.area_limit,
+        prefault: false,
+    };
+    let closed = Closed::open_folder(path, None, owner, fresh, store_options)?;
+    let id = closed.identity().id;
+    if let Mark::Opened { n, nonce: Some(nonce) } = closed.mark() {
+        // The metadata may not have heard of the end of the last opening; where it has, this changes nothing.
+        if let Some(before) = n.checked_sub(1) {
+            operations::finish_open(metadata, owner.replica, id, before, nonce).await?;
+        }
+    }
+    let intended = closed.intend(Uuid::new_v4())?;
+    let (n, nonce) = (intended.identity().opened, intended.nonce());
+    operations::begin_open(metadata, owner.replica, id, n, nonce).await?;
+    let advanced = intended.advance()?;
+    operations::finish_open(metadata, owner.replica, id, n, nonce).await?;
+    Ok(advanced)
+}
+
+fn member(
+    replica: ReplicaId,
+    path: &Path,
+    store: &mut Store<AnyDevice>,
+    recovered: Recovered,
+    fenced: &Arc<Notify>,
+) -> Result<Replica, StartError> {
+    let (core, outputs) = Replica::restore(replica, SHARD, recovered).map_err(|source| StartError::Restore {
+        replica,
+        path: path.to_owned(),
+        source,
+    })?;
+    for output in outputs {
+        match output {
+            Output::Trim { color, upto } => store.trim(color, upto),
+            Output::DropStaged(tokens) => store.drop_staged(&tokens),
+            other => tracing::error!(?other, "a replica wants more than its store when it starts"),
+        }
+    }
+    let fenced = Arc::clone(fenced);
+    store.on_fenced(Box::new(move || fenced.notify_one()));
+    Ok(core)
+}
+
+/// A cluster on a thread of its own, for programs that have it in their own process, and for tests.
+pub struct Embedded {
+    ready: Ready,
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<thread::JoinHandle<Result<(), StartError>>>,
+}
+
+impl Embedded {
+    /// Starts the cluster, and returns once it serves.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start(options: Options) -> Result<Self, StartError> {
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        let (told, ready) = std::sync::mpsc::channel();
+        let body = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .map_err(|error| StartError::Thread(error.to_string()))?;
+            let stopped = async {
+                // An `Embedded` that was dropped has stopped too.
+                let _ = stopped.await;
+            };
+            let on_ready = move |ready| {
+                // Whoever started it waits for this.
+                let _ = told.send(ready);
+            };
+            runtime.block_on(run(options, on_ready, stopped))
+        };
+        let thread = thread::Builder::new()
+            .name("flexlog".to_owned())
+            .spawn(body)
+            .map_err(|error| StartError::Thread(error.to_string()))?;
+        match ready.recv() {
+            Ok(ready) => Ok(Self { ready, stop: Some(stop), thread: Some(thread) }),
+            Err(_) => match thread.join() {
+                Ok(Err(error)) => Err(error),
+                _ => Err(StartError::Thread("it ended before it was ready".to_owned())),
+            },
+        }
+    }
+
+    /// What there is to know of a cluster that serves.
+    #[must_use]
+    pub fn ready(&self) -> &Ready {
+        &self.ready
+    }
+
+    /// Stops it, and waits until its files are closed.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            // It may have ended by itself.
+            let _ = stop.send(());
+        }
+        if let Some(thread) = self.thread.take() {
+            if let Ok(Err(error)) = thread.join() {
+                tracing::error!(%error, "the cluster ended");
+            }
+        }
+    }
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

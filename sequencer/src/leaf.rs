@@ -1,0 +1,504 @@
+//! The shard-log half: one shard's leaf, in one incarnation.
+//!
+//! It relies on the members of its view: each seals to it before anything else, reports a token only before it has
+//! acknowledged its number, persists entries in order, and acknowledges only what is durable together with its records; and on numbered streams to them and to its
+//! parent that repeat and lose nothing while the incarnation lives. It promises that a number is asked for only when
+//! every member has the record (I2), that each number goes to one token and each token gets one number (I1), that
+//! nothing is told to be committed before every member has it (I3), and that messages of another incarnation change
+//! nothing (I9). The clock only decides when to ask again and which sessions are idle (I11).
+//!
+//! A leaf goes through three phases. *Sealing*: every member is asked for its report. *Recovering*: the longest log is
+//! completed on all of them and a `NewView` entry behind it must commit; what members say is taken in, but nothing is
+//! numbered. *Serving*. It may also stop, with a reason, and then does nothing any more.
+//!
+//! **Natural batching.** [`Leaf::handle`] takes one input and sends only what cannot be batched. Numbers to ask for,
+//! entries, commit, settlements and tail rounds collect until [`Leaf::flush`], which the shell calls whenever it has no
+//! more input at hand: under load batches grow by themselves, without a timer, and an idle system waits for nothing.
+//!
+//! What is held is bounded by what members may have under way: staged tokens and waiting clients there, [`MAX_SESSIONS`]
+//! and [`MAX_UNCOMMITTED_ENTRIES`](crate::MAX_UNCOMMITTED_ENTRIES) here. With that many entries uncommitted, complete
+//! tokens wait without a number and trims without an entry, and new sessions are refused.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use flexlog_protocol::limits::MAX_SESSIONS;
+use flexlog_protocol::peer::{ColorEnd, FromParent, Of, SealReport, Staged, ToLeaf, ToMember, ToParent};
+use flexlog_protocol::{
+    Assign, Body, Color, Epoch, Incarnation, Lsn, ReplicaId, SeqNum, SessionId, ShardId, Time, Token, View,
+};
+use rustc_hash::FxHashMap;
+use uuid::Uuid;
+
+use crate::log::ShardLog;
+use crate::members::{MAX_MEMBERS, MemberSet};
+use crate::recovery::{Recovered, StopReason, recover};
+use crate::tails::Tails;
+use crate::tokens::Tokens;
+
+#[cfg(test)]
+mod tests;
+
+/// What a leaf is given.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Input {
+    /// A message from a replica, of whichever leaf incarnation it names.
+    Member {
+        /// Who sent it.
+        from: ReplicaId,
+        /// What it says.
+        message: Of<ToLeaf>,
+    },
+    /// A message from the parent this incarnation talks to.
+    Parent(FromParent),
+    /// [`Leaf::next_deadline`] has come.
+    Tick,
+}
+
+/// What a leaf wants done, in this order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Output {
+    /// Send this to a member.
+    Member {
+        /// The member.
+        to: ReplicaId,
+        /// What to say.
+        message: Of<ToMember>,
+    },
+    /// Send this to the parent.
+    Parent(ToParent),
+    /// The shard's log is recovered and on all members; these colors had numbers. An owner of them can start with that.
+    /// Comes once, before anything for the parent.
+    Recovered {
+        /// How far each color's numbers went.
+        colors: Vec<ColorEnd>,
+    },
+    /// The leaf serves from here on.
+    Serving,
+    /// The owner has no numbers left in its epoch: claim the position again, and start a leaf and an owner in the fresh
+    /// epoch. What this leaf has not numbered, the next one will.
+    EpochFull,
+    /// The leaf cannot lead its shard and does nothing from here on.
+    Stopped(StopReason),
+}
+
+/// A leaf's state, for people.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Status {
+    /// The incarnation's epoch.
+    pub epoch: Epoch,
+    /// `sealing`, `recovering`, `serving` or `stopped`.
+    pub phase: &'static str,
+    /// The last entry written.
+    pub last: Lsn,
+    /// The last entry that every member has.
+    pub commit: Lsn,
+    /// Open sessions.
+    pub sessions: usize,
+    /// Tokens that some member has reported and whose numbers are not committed yet.
+    pub pending: usize,
+    /// Messages and reports that changed nothing: of another incarnation, of no open session, out of turn.
+    pub ignored: u64,
+}
+
+/// One shard's leaf, in one incarnation: it makes numbers facts by leading the shard's log. [`Leaf::start`] once, then
+/// [`Leaf::handle`] each input, and [`Leaf::flush`] whenever no more input is at hand.
+#[derive(Debug)]
+pub struct Leaf {
+    me: Incarnation,
+    view: View,
+    phase: Phase,
+    log: ShardLog,
+    tokens: Tokens,
+    colors: FxHashMap<Color, ColorState>,
+    /// The colors with complete tokens that no request counts yet.
+    ready: Vec<Color>,
+    /// Trims that have no entry yet: the highest of each color.
+    trims: BTreeMap<Color, SeqNum>,
+    tails: Tails,
+    batches: u64,
+    ignored: u64,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// The reports so far, by the members' place in the view, and what sealed members said after theirs.
+    Sealing {
+        reports: Vec<Option<SealReport>>,
+        early: Vec<(usize, ToLeaf)>,
+    },
+    /// Over when the entry at `new_view` has committed.
+    Recovering {
+        new_view: Lsn,
+        colors: Vec<ColorEnd>,
+    },
+    Serving,
+    Stopped,
+}
+
+#[derive(Debug, Default)]
+struct ColorState {
+    /// Complete tokens that no request counts yet, each with its number of records.
+    ready: Vec<(Token, u32)>,
+    /// Requests that the owner has not answered, in the order in which it will.
+    orders: VecDeque<Order>,
+    /// The last `EpochEnd` written in this incarnation: the epoch it leads to, and its place.
+    ended: Option<(Epoch, Lsn)>,
+    /// The highest trim written in this incarnation.
+    trimmed: SeqNum,
+}
+
+/// A request for numbers, and the tokens that it counts.
+#[derive(Debug)]
+struct Order {
+    batch: u64,
+    count: u32,
+    tokens: Vec<(Token, u32)>,
+}
+
+impl Leaf {
+    /// The leaf of `shard` as incarnation `me`, under the view that the metadata has. [`Leaf::start`] comes next.
+    #[must_use]
+    pub fn new(me: Incarnation, shard: ShardId, view: View) -> Self {
+        let members = view.members.len();
+        Self {
+            me,
+            phase: Phase::Sealing { reports: vec![None; members], early: Vec::new() },
+            log: ShardLog::new(me.epoch, Lsn(0), vec![Lsn(0); members], Vec::new()),
+            tokens: Tokens::new(shard, MemberSet::first(members)),
+            view,
+            colors: FxHashMap::default(),
+            ready: Vec::new(),
+            trims: BTreeMap::new(),
+            tails: Tails::default(),
+            batches: 0,
+            ignored: 0,
+        }
+    }
+
+    /// Seals the members.
+    pub fn start(&mut self, out: &mut Vec<Output>) {
+        let members = self.view.members.len();
+        if members == 0 || members > MAX_MEMBERS {
+            return self.stop(StopReason::ViewSize(members), out);
+        }
+        self.to_all(&ToMember::Seal, out);
+    }
+
+    /// Takes one input. Adds to `out` what cannot wait for [`Leaf::flush`].
+    pub fn handle(&mut self, now: Time, input: Input, out: &mut Vec<Output>) {
+        match (&mut self.phase, input) {
+            (Phase::Stopped, _) => self.ignored += 1,
+            (_, Input::Member { from, message }) => match self.view.index_of(from) {
+                Some(member) if message.leaf == self.me => self.member_says(now, member, message.message, out),
+                _ => self.ignored += 1,
+            },
+            (Phase::Serving, Input::Parent(message)) => self.parent_says(message, out),
+            (_, Input::Parent(_)) => self.ignored += 1,
+            (Phase::Sealing { .. }, Input::Tick) => {}
+            (_, Input::Tick) => self.tick(now, out),
+        }
+    }
+
+    /// Sends what has collected. To be called whenever no more input is at hand.
+    pub fn flush(&mut self, out: &mut Vec<Output>) {
+        if matches!(self.phase, Phase::Sealing { .. } | Phase::Stopped) {
+            return;
+        }
+        self.write_trims();
+        if let Some((entries, commit)) = self.log.take_unsent() {
+            self.to_all(&ToMember::Entries { entries, commit }, out);
+        }
+        if matches!(self.phase, Phase::Serving) {
+            let settled = self.log.take_settled();
+            if !settled.is_empty() {
+                out.push(Output::Parent(ToParent::Settle(settled)));
+            }
+            self.order(out);
+            if let Some((round, colors)) = self.tails.begin() {
+                out.push(Output::Parent(ToParent::Tails { round, colors }));
+            }
+        }
+        self.tokens.forget_done();
+    }
+
+    /// When to call with [`Input::Tick`], if no input comes before; right after a flush. `None`: not at all.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Time> {
+        match self.phase {
+            Phase::Sealing { .. } | Phase::Stopped => None,
+            Phase::Recovering { .. } | Phase::Serving => self.tokens.next_deadline(),
+        }
+    }
+
+    /// How the leaf is doing.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        Status {
+            epoch: self.me.epoch,
+            phase: match self.phase {
+                Phase::Sealing { .. } => "sealing",
+                Phase::Recovering { .. } => "recovering",
+                Phase::Serving => "serving",
+                Phase::Stopped => "stopped",
+            },
+            last: self.log.last(),
+            commit: self.log.commit(),
+            sessions: self.tokens.sessions(),
+            pending: self.tokens.pending(),
+            ignored: self.ignored,
+        }
+    }
+
+    // ---- members ----
+
+    fn member_says(&mut self, now: Time, member: usize, message: ToLeaf, out: &mut Vec<Output>) {
+        if let Phase::Sealing { reports, early } = &mut self.phase {
+            match message {
+                ToLeaf::Sealed(report) if reports[member].is_none() => {
+                    reports[member] = Some(*report);
+                    self.recover_if_sealed(now, out);
+                }
+                ToLeaf::Sealed(_) => self.ignored += 1,
+                later => early.push((member, later)),
+            }
+            return;
+        }
+        match message {
+            ToLeaf::Sealed(_) => self.ignored += 1,
+            ToLeaf::Persisted(reports) => self.persisted(now, member, &reports, out),
+            ToLeaf::Acked(lsn) => self.acked(member, lsn, out),
+            ToLeaf::OpenSession { nonce } => self.open_session(now, member, nonce, out),
+            ToLeaf::Trim { color, upto } => self.trim(color, upto),
+            ToLeaf::TailAsk { ask, color } => self.tails.ask(self.view.members[member], ask, color),
+            ToLeaf::Confirmed { round } => {
+                for (to, message) in self.tails.confirmed(member, round, self.in_force()) {
+                    self.to(to, message, out);
+                }
+            }
+        }
+    }
+
+    /// The members that completion, commit and confirmation need: those of every view in force. There is one view, and
+    /// [`ShardLog`] and [`Tokens`] were given its members when they were made; a change of view has to tell them.
+    fn in_force(&self) -> MemberSet {
+        MemberSet::first(self.view.members.len())
+    }
+
+    /// With the last report: takes the longest log, gives the others what they lack of it, and begins to write.
+    fn recover_if_sealed(&mut self, now: Time, out: &mut Vec<Output>) {
+        let Phase::Sealing { reports, early } = &mut self.phase else { return };
+        if reports.iter().any(Option::is_none) {
+            return;
+        }
+        let reports = std::mem::take(reports).into_iter().flatten().collect();
+        let early = std::mem::take(early);
+        let Recovered { last, acked, above, colors, sessions, staged } =
+            match recover(self.me.epoch, &self.view, reports) {
+                Ok(recovered) => recovered,
+                Err(reason) => return self.stop(reason, out),
+            };
+
+        for id in sessions {
+            self.tokens.open(now, id, None);
+        }
+        self.log = ShardLog::new(self.me.epoch, last, acked.clone(), above.clone());
+        for (member, acked) in acked.into_iter().enumerate() {
+            let entries: Vec<_> = above.iter().filter(|entry| entry.lsn > acked).cloned().collect();
+            if !entries.is_empty() {
+                let commit = self.log.commit();
+                self.to(self.view.members[member], ToMember::Entries { entries, commit }, out);
+            }
+        }
+        let new_view = self.log.append(Body::NewView(self.view.clone()));
+        self.phase = Phase::Recovering { new_view, colors };
+        for (member, staged) in staged.into_iter().enumerate() {
+            self.persisted(now, member, &staged, out);
+        }
+        for (member, message) in early {
+            self.member_says(now, member, message, out);
+        }
+    }
+
+    fn acked(&mut self, member: usize, lsn: Lsn, out: &mut Vec<Output>) {
+        let Some(committed) = self.log.acked(member, lsn) else {
+            self.ignored += 1;
+            return;
+        };
+        for entry in committed {
+            if let Body::Assign(runs) = &entry.body {
+                runs.iter().for_each(|run| self.tokens.forget(run));
+            }
+        }
+        if let Phase::Recovering { new_view, colors } = &mut self.phase
+            && self.log.commit() >= *new_view
+        {
+            let colors = std::mem::take(colors);
+            self.phase = Phase::Serving;
+            out.push(Output::Recovered { colors });
+            out.push(Output::Serving);
+        }
+    }
+
+    /// Sessions are opened by an entry. A nonce that is known gets another one, which members take for the first session.
+    fn open_session(&mut self, now: Time, member: usize, nonce: Uuid, out: &mut Vec<Output>) {
+        let known = self.tokens.knows(nonce);
+        if self.log.is_full() || (!known && self.tokens.sessions() >= MAX_SESSIONS) {
+            return self.to(self.view.members[member], ToMember::SessionRefused { nonce }, out);
+        }
+        let lsn = self.log.append(Body::OpenSession { nonce });
+        if !known {
+            self.tokens.open(now, SessionId { epoch: self.me.epoch, lsn }, Some(nonce));
+        }
+    }
+
+    /// A trim that one already written covers needs no entry: that one answers whoever waits for it.
+    fn trim(&mut self, color: Color, upto: SeqNum) {
+        if upto > self.colors.entry(color).or_default().trimmed {
+            let wanted = self.trims.entry(color).or_insert(upto);
+            *wanted = upto.max(*wanted);
+        }
+    }
+
+    fn write_trims(&mut self) {
+        while !self.log.is_full()
+            && let Some((color, upto)) = self.trims.pop_first()
+        {
+            self.log.append(Body::Trim { color, upto });
+            self.colors.entry(color).or_default().trimmed = upto;
+        }
+    }
+
+    fn tick(&mut self, now: Time, out: &mut Vec<Output>) {
+        for late in self.tokens.take_late(now) {
+            let Some(source) = late.have.iter().next() else { continue };
+            let from = self.view.members[source];
+            for member in late.lacking.iter() {
+                self.to(self.view.members[member], ToMember::Complete { token: late.token, from }, out);
+            }
+        }
+        for session in self.tokens.close_idle(now) {
+            self.log.append(Body::CloseSession(session));
+        }
+    }
+
+    // ---- numbers ----
+
+    fn persisted(&mut self, now: Time, member: usize, reports: &[Staged], out: &mut Vec<Output>) {
+        let (mut complete, mut conflicts) = (Vec::new(), Vec::new());
+        self.ignored += self.tokens.report(now, member, reports, &mut complete, &mut conflicts);
+        for token in conflicts {
+            self.to(self.view.members[member], ToMember::Conflict { token }, out);
+        }
+        let mut complete = complete.as_slice();
+        while let Some(first) = complete.first() {
+            let run = complete.iter().take_while(|staged| staged.color == first.color).count();
+            let state = self.colors.entry(first.color).or_default();
+            if state.ready.is_empty() {
+                self.ready.push(first.color);
+            }
+            state.ready.extend(complete[..run].iter().map(|staged| (staged.token, staged.records)));
+            complete = &complete[run..];
+        }
+    }
+
+    /// Asks for numbers for all complete tokens, one request a color. (The count fits: members hold far fewer records
+    /// staged than an epoch has numbers.)
+    fn order(&mut self, out: &mut Vec<Output>) {
+        if self.log.is_full() {
+            return;
+        }
+        for color in std::mem::take(&mut self.ready) {
+            let state = self.colors.entry(color).or_default();
+            let tokens = std::mem::take(&mut state.ready);
+            let count = tokens.iter().fold(0, |sum: u32, (_, records)| sum.saturating_add(*records));
+            self.batches += 1;
+            let batch = self.batches;
+            state.orders.push_back(Order { batch, count, tokens });
+            out.push(Output::Parent(ToParent::Order { batch, color, count }));
+        }
+    }
+
+    fn parent_says(&mut self, message: FromParent, out: &mut Vec<Output>) {
+        match message {
+            FromParent::Grant { batch, color, first, count, ends } => {
+                let orders = self.colors.get_mut(&color).map(|state| &mut state.orders);
+                let asked = |order: &Order| order.batch == batch && order.count == count && first.plus(count).is_some();
+                match orders {
+                    Some(orders) if orders.front().is_some_and(asked) => {
+                        let tokens = orders.pop_front().map_or(Vec::new(), |order| order.tokens);
+                        self.granted(color, first, ends, tokens);
+                    }
+                    _ => self.ignored += 1,
+                }
+            }
+            FromParent::Tails { round, tails } if self.tails.expects(round) => {
+                let mut answers = FxHashMap::default();
+                for (color, tail, ends) in tails {
+                    let after = self.end_epoch(color, ends, tail.epoch());
+                    answers.insert(color, (tail, after));
+                }
+                self.tails.answered(answers);
+                self.to_all(&ToMember::Confirm { round }, out);
+            }
+            FromParent::Tails { .. } => self.ignored += 1,
+            // The request stays unanswered, and so does what comes behind it, until the next incarnation.
+            FromParent::EpochFull { .. } => out.push(Output::EpochFull),
+        }
+    }
+
+    /// Splits the numbers from `first` on among the tokens of a request, in its order. A token whose session was closed
+    /// meanwhile leaves a hole.
+    fn granted(&mut self, color: Color, first: SeqNum, ends: Option<SeqNum>, tokens: Vec<(Token, u32)>) {
+        self.end_epoch(color, ends, first.epoch());
+        let mut hole: Option<(SeqNum, u32)> = None;
+        let mut counter = first.counter();
+        for (token, records) in tokens {
+            let number = SeqNum::new(first.epoch(), counter);
+            counter += records; // At most what was granted, which fits.
+            if self.tokens.is_open(token.session) {
+                self.write_hole(color, hole.take());
+                self.log.assign(Assign::one(token, color, number, records));
+            } else {
+                let (start, count) = hole.unwrap_or((number, 0));
+                hole = Some((start, count + records));
+            }
+        }
+        self.write_hole(color, hole);
+    }
+
+    fn write_hole(&mut self, color: Color, hole: Option<(SeqNum, u32)>) {
+        if let Some((first, count)) = hole {
+            self.log.append(Body::Hole { color, first, count });
+        }
+    }
+
+    /// Writes the end of a color's earlier epoch, unless this incarnation has: the owner tells it until it is settled.
+    ///
+    /// Returns the place of the last such entry of the color, 0 if there is none in this incarnation.
+    fn end_epoch(&mut self, color: Color, ends: Option<SeqNum>, next: Epoch) -> Lsn {
+        let written = self.colors.get(&color).and_then(|state| state.ended);
+        match (ends, written) {
+            (Some(end), written) if written.is_none_or(|(epoch, _)| epoch < next) => {
+                let lsn = self.log.append(Body::EpochEnd { color, end, next });
+                self.colors.entry(color).or_default().ended = Some((next, lsn));
+                lsn
+            }
+            (_, written) => written.map_or(Lsn(0), |(_, lsn)| lsn),
+        }
+    }
+
+    // ---- sending ----
+
+    fn to(&self, to: ReplicaId, message: ToMember, out: &mut Vec<Output>) {
+        out.push(Output::Member { to, message: Of { leaf: self.me, message } });
+    }
+
+    fn to_all(&self, message: &ToMember, out: &mut Vec<Output>) {
+        self.view.members.iter().for_each(|member| self.to(*member, message.clone(), out));
+    }
+
+    fn stop(&mut self, reason: StopReason, out: &mut Vec<Output>) {
+        self.phase = Phase::Stopped;
+        out.push(Output::Stopped(reason));
+    }
+}

@@ -1,0 +1,382 @@
+//! The writing end of the log: puts entries behind one another, takes up segments, and knows what is fenced.
+//!
+//! It keeps to three rules that recovery relies on. An entry's `fenced` names only what a done fence covered. A
+//! segment's generation is below a limit that was durable before. The first entry of a segment names the segment before
+//! it and where that one ended.
+
+use std::io;
+
+use flexlog_protocol::media::{Device, FenceId, StoreError};
+
+use crate::codec::{CONTINUE, Continue};
+use crate::layout::{self, ENTRY_HEADER, HEAD_BYTES, Kind, LINE, Place, ZEROS, padded};
+use crate::segments::Segments;
+use crate::superblock::Superblock;
+
+/// Bytes of the first entry of a segment.
+pub(crate) const FIRST_ENTRY: usize = padded(ENTRY_HEADER + CONTINUE);
+/// By how much the limit of generations is raised at a time.
+pub(crate) const GENERATIONS: u32 = 256;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Log<D> {
+    pub(crate) device: D,
+    pub(crate) segments: Segments,
+    /// For people: the area's path.
+    pub(crate) what: String,
+    superblock: Superblock,
+    seed: u32,
+    segment_bytes: u32,
+    max_segments: usize,
+    /// The segment that is written, its place in the area, and where in it the next entry goes.
+    head: usize,
+    base: u64,
+    next: Place,
+    fenced: Place,
+    under_way: Option<(FenceId, Place)>,
+    next_generation: u32,
+    /// No segment may have this generation until `raising` is durable.
+    generation_limit: u32,
+    /// A higher limit that was written, and the fence that covers it once one was started.
+    raising: Option<(u32, Option<FenceId>)>,
+    failed: Option<(io::ErrorKind, String)>,
+    /// The medium refused to give more; asked again when there is need.
+    medium_full: bool,
+    /// The start of an entry is put together here.
+    scratch: Vec<u8>,
+}
+
+/// Where the log goes on after recovery.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Resume {
+    /// Where it ends; generation 0 for an empty one.
+    pub(crate) end: Place,
+    /// The segment of that place, where the next entry may go right there.
+    pub(crate) head: Option<usize>,
+    /// Below this all is durable.
+    pub(crate) fenced: Place,
+    /// No segment has this generation or one above it.
+    pub(crate) next_generation: u32,
+}
+
+impl<D: Device> Log<D> {
+    /// Goes on at `resume`. The caller has marked the segments that are in use.
+    ///
+    /// # Errors
+    /// As [`LogStore::append`](flexlog_protocol::media::LogStore::append).
+    pub(crate) fn resume(
+        device: D,
+        segments: Segments,
+        what: String,
+        superblock: Superblock,
+        limit_bytes: u64,
+        resume: Resume,
+    ) -> Result<Self, StoreError> {
+        let segment_bytes = superblock.segment_bytes as u32;
+        let max_segments = (limit_bytes.saturating_sub(HEAD_BYTES) / superblock.segment_bytes) as usize;
+        let mut log = Self {
+            device,
+            segments,
+            what,
+            superblock,
+            seed: layout::seed(superblock.store),
+            segment_bytes,
+            max_segments,
+            head: 0,
+            base: HEAD_BYTES,
+            next: resume.end,
+            fenced: resume.fenced,
+            under_way: None,
+            next_generation: resume.next_generation,
+            generation_limit: superblock.generation_limit,
+            raising: None,
+            failed: None,
+            medium_full: false,
+            scratch: Vec::new(),
+        };
+        match resume.head {
+            Some(head) => {
+                log.head = head;
+                log.base = HEAD_BYTES + head as u64 * superblock.segment_bytes;
+            }
+            None => log.roll()?,
+        }
+        Ok(log)
+    }
+
+    /// The segment that is written.
+    #[inline]
+    pub(crate) fn head(&self) -> usize {
+        self.head
+    }
+
+    /// Where the next entry goes, unless it begins a segment.
+    #[inline]
+    pub(crate) fn next(&self) -> Place {
+        self.next
+    }
+
+    /// The byte of the area at which the next entry begins.
+    #[inline]
+    pub(crate) fn next_at(&self) -> u64 {
+        self.base + u64::from(self.next.offset)
+    }
+
+    pub(crate) fn segment_bytes(&self) -> u64 {
+        u64::from(self.segment_bytes)
+    }
+
+    pub(crate) fn max_segments(&self) -> usize {
+        self.max_segments
+    }
+
+    /// Segments that are free, or that the area may still grow by.
+    pub(crate) fn available(&self) -> usize {
+        let growth = if self.medium_full { 0 } else { self.max_segments.saturating_sub(self.segments.len()) };
+        self.segments.free() + growth
+    }
+
+    /// The most bytes of an entry.
+    pub(crate) fn capacity(&self) -> usize {
+        self.segment_bytes as usize - FIRST_ENTRY
+    }
+
+    /// The slot of a byte of the area.
+    #[inline]
+    pub(crate) fn slot_of(&self, at: u64) -> usize {
+        ((at - HEAD_BYTES) / u64::from(self.segment_bytes)) as usize
+    }
+
+    /// The place of a byte of the area.
+    pub(crate) fn place_of(&self, at: u64) -> Place {
+        let slot = self.slot_of(at);
+        let offset = at - HEAD_BYTES - slot as u64 * self.segment_bytes();
+        Place::new(self.segments.get(slot).generation, offset as u32)
+    }
+
+    /// Lends out the scratch buffer, with room for a header at its start.
+    #[inline]
+    pub(crate) fn take_scratch(&mut self) -> Vec<u8> {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        scratch.clear();
+        scratch.extend_from_slice(&[0; ENTRY_HEADER]);
+        scratch
+    }
+
+    #[inline]
+    pub(crate) fn give_scratch(&mut self, scratch: Vec<u8>) {
+        self.scratch = scratch;
+    }
+
+    #[inline]
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
+        if self.failed.is_none() { Ok(()) } else { Err(self.failure()) }
+    }
+
+    #[cold]
+    fn failure(&self) -> StoreError {
+        let (kind, said) = self.failed.clone().unwrap_or((io::ErrorKind::Other, String::new()));
+        StoreError::Failed { what: self.what.clone(), source: io::Error::new(kind, said) }
+    }
+
+    #[cold]
+    fn fail(&mut self, error: &io::Error) -> StoreError {
+        // The first error is the one that people need.
+        self.failed.get_or_insert_with(|| (error.kind(), error.to_string()));
+        self.failure()
+    }
+
+    #[cold]
+    pub(crate) fn full(&self) -> StoreError {
+        StoreError::Full {
+            what: self.what.clone(),
+            used: self.segments.used() as u64 * self.segment_bytes(),
+            limit: self.max_segments as u64 * self.segment_bytes(),
+        }
+    }
+
+    /// Makes sure that an entry of `len` bytes can be put, and that `keep` free segments are left then.
+    ///
+    /// # Errors
+    /// `Full`, and then nothing was written; `Failed`.
+    #[inline]
+    pub(crate) fn make_room(&mut self, len: usize, keep: usize) -> Result<(), StoreError> {
+        let fits = self.next.offset as usize + padded(len) <= self.segment_bytes as usize;
+        if fits && self.segments.free() >= keep { Ok(()) } else { self.find_room(len, keep, fits) }
+    }
+
+    #[cold]
+    fn find_room(&mut self, len: usize, keep: usize, fits: bool) -> Result<(), StoreError> {
+        if padded(len) > self.capacity() {
+            return Err(self.full());
+        }
+        if self.want_free(keep + usize::from(!fits))? {
+            if fits { Ok(()) } else { self.roll() }
+        } else {
+            Err(self.full())
+        }
+    }
+
+    /// Tries to have so many free segments. Returns whether there are.
+    pub(crate) fn want_free(&mut self, count: usize) -> Result<bool, StoreError> {
+        if self.segments.free() < count {
+            self.fenced()?;
+        }
+        while self.segments.free() < count && self.segments.len() < self.max_segments {
+            let segments = self.segments.len() + 1;
+            match self.device.grow(HEAD_BYTES + segments as u64 * self.segment_bytes()) {
+                Ok(()) => {
+                    self.medium_full = false;
+                    self.segments.grow(segments);
+                }
+                Err(error) if is_full(&error) => {
+                    self.medium_full = true;
+                    break;
+                }
+                Err(error) => return Err(self.fail(&error)),
+            }
+        }
+        Ok(self.segments.free() >= count)
+    }
+
+    /// Goes on in a free segment.
+    fn roll(&mut self) -> Result<(), StoreError> {
+        if self.segments.free() == 0 && !self.want_free(1)? {
+            return Err(self.full());
+        }
+        let generation = self.generation()?;
+        let Some(slot) = self.segments.take(generation) else { return Err(self.full()) };
+        let before = std::mem::replace(&mut self.next, Place::new(generation, 0));
+        self.head = slot;
+        self.base = HEAD_BYTES + slot as u64 * self.segment_bytes();
+        let mut entry = self.take_scratch();
+        Continue { slot: slot as u32, before }.put(&mut entry);
+        let result = self.put_small(Kind::Continue, &mut entry);
+        self.give_scratch(entry);
+        result.map(|_| ())
+    }
+
+    /// A generation that was never used, below the durable limit.
+    fn generation(&mut self) -> Result<u32, StoreError> {
+        if self.raising.is_none() && self.generation_limit - self.next_generation < GENERATIONS / 2 {
+            let Some(limit) = self.superblock.generation_limit.checked_add(GENERATIONS) else {
+                let used_up =
+                    io::Error::other("the area's segments were used 2^32 times; move the replica to a new one");
+                return Err(self.fail(&used_up));
+            };
+            // Rides on the next fence. Nobody waits for it unless half of the step is used up before that.
+            self.superblock.generation_limit = limit;
+            self.superblock.sequence += 1;
+            let bytes = self.superblock.encode();
+            if let Err(error) = self.device.write(self.superblock.offset(), &[&bytes]) {
+                return Err(self.fail(&error));
+            }
+            self.raising = Some((limit, None));
+        }
+        while self.next_generation >= self.generation_limit {
+            if let Some((fence, _)) = self.under_way {
+                self.wait(fence)?;
+            } else {
+                let fence = self.fence()?;
+                self.wait(fence)?;
+            }
+        }
+        self.next_generation += 1;
+        Ok(self.next_generation - 1)
+    }
+
+    /// Puts an entry that is whole in `entry`, behind the room for its header. There is room for it.
+    pub(crate) fn put_small(&mut self, kind: Kind, entry: &mut [u8]) -> Result<u64, StoreError> {
+        let len = entry.len();
+        self.seal_head(kind, entry, len, len);
+        let pad = self.pad(len);
+        self.put(&[entry, pad], len)
+    }
+
+    /// Fills in the header at the start of `head` for an entry of `len` bytes whose checksum covers `covered` of them.
+    #[inline]
+    pub(crate) fn seal_head(&self, kind: Kind, head: &mut [u8], covered: usize, len: usize) {
+        let body_len = (len - ENTRY_HEADER) as u32;
+        layout::finish_head(head, kind, body_len, self.next, self.fenced, self.seed, covered);
+    }
+
+    /// What to put behind an entry of `len` bytes, so that the write ends with a line.
+    #[inline]
+    pub(crate) fn pad(&self, len: usize) -> &'static [u8] {
+        let end = self.next.offset as usize + len;
+        &ZEROS[..end.next_multiple_of(LINE) - end]
+    }
+
+    /// Puts an entry of `len` bytes, given with its padding. Returns the byte of the area that it begins at.
+    #[inline]
+    pub(crate) fn put(&mut self, parts: &[&[u8]], len: usize) -> Result<u64, StoreError> {
+        let at = self.next_at();
+        if let Err(error) = self.device.write(at, parts) {
+            return Err(self.fail(&error));
+        }
+        self.next.offset += padded(len) as u32;
+        self.segments.get_mut(self.head).end = self.next.offset;
+        Ok(at)
+    }
+
+    #[inline]
+    pub(crate) fn fence(&mut self) -> Result<FenceId, StoreError> {
+        self.check()?;
+        let started = self.device.fence().and_then(|fence| Ok((fence, self.device.fenced()?)));
+        match started {
+            Ok((fence, done)) => {
+                if let Some((_, covered)) = &mut self.raising {
+                    covered.get_or_insert(fence);
+                }
+                self.under_way = Some((fence, self.next));
+                self.done(done);
+                Ok(fence)
+            }
+            Err(error) => Err(self.fail(&error)),
+        }
+    }
+
+    #[inline]
+    fn done(&mut self, done: FenceId) {
+        if let Some((fence, place)) = self.under_way
+            && fence <= done
+        {
+            self.fenced = place;
+            self.under_way = None;
+            self.segments.fenced(place);
+        }
+        if let Some((limit, Some(fence))) = self.raising
+            && fence <= done
+        {
+            self.generation_limit = limit;
+            self.raising = None;
+        }
+    }
+
+    #[inline]
+    pub(crate) fn fenced(&mut self) -> Result<FenceId, StoreError> {
+        self.check()?;
+        match self.device.fenced() {
+            Ok(done) => {
+                self.done(done);
+                Ok(done)
+            }
+            Err(error) => Err(self.fail(&error)),
+        }
+    }
+
+    pub(crate) fn wait(&mut self, fence: FenceId) -> Result<(), StoreError> {
+        self.check()?;
+        match self.device.wait(fence) {
+            Ok(()) => self.fenced().map(|_| ()),
+            Err(error) => Err(self.fail(&error)),
+        }
+    }
+}
+
+/// Whether the medium has no room, as opposed to being broken.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+}

@@ -1,0 +1,603 @@
+//! Opening a store, in the steps that keep its identity (DESIGN §7): each step is a type, and only the last gives a store.
+//!
+//! ```text
+//! Closed --intend(nonce)--> Intended --advance()--> Advanced --finish()--> Store
+//! ```
+//!
+//! Between `intend` and `advance`, the caller has the metadata store go from `n` to `opening(nonce)`; between `advance`
+//! and `finish`, from `opening(nonce)` to `n + 1`. After a crash [`Closed::mark`] says which step was the last that is
+//! durable: [`Mark::Intent`] goes on with its own nonce; [`Mark::Opened`] tells the nonce of the last opening, which the
+//! metadata may still have to be told of, and then begins a new one. Nothing is read from the log or written to it before
+//! `finish`.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use flexlog_protocol::media::{Device, LogStore, Recovered, StoreError, StoreIdentity};
+use flexlog_protocol::peer::Staged;
+use flexlog_protocol::{Body, ClusterId, Color, Entry, Incarnation, Lsn, ReplicaId, SeqNum, StoreId, Token, limits};
+use rustc_hash::{FxHashMap, FxHashSet};
+use rustix::fs::{FlockOperation, flock};
+use uuid::Uuid;
+
+use crate::codec::{self, Checkpoint, StagedMeta};
+use crate::device::{AnyDevice, DeviceKind, FileDevice, Mapping, MmapDevice, device_for};
+use crate::layout::{HEAD_BYTES, Kind, Place};
+use crate::log::{FIRST_ENTRY, GENERATIONS, Log, Resume, is_full};
+use crate::recover::{Found, Problem, Reader};
+use crate::segments::Segments;
+use crate::store::{StagedAt, Store};
+use crate::superblock::{self, Superblock};
+
+/// The fewest bytes of a segment.
+pub const MIN_SEGMENT_BYTES: u64 = 4096;
+/// The most bytes of a segment.
+pub const MAX_SEGMENT_BYTES: u64 = 1 << 30;
+
+/// Whose store it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Owner {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// The replica.
+    pub replica: ReplicaId,
+}
+
+/// How a store is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Bytes of a segment, a multiple of 4096. Counts when the store is formatted; later it stays as it is.
+    pub segment_bytes: u64,
+    /// Bytes that the area may grow to.
+    pub limit_bytes: u64,
+    /// Fault in all memory when it is allocated; for measurements.
+    pub prefault: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { segment_bytes: limits::SEGMENT_BYTES, limit_bytes: limits::AREA_LIMIT_BYTES, prefault: false }
+    }
+}
+
+/// Why a store cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Another process has it open.
+    #[error("{} is in use by another process: stop that one, or give this replica a folder of its own", path.display())]
+    InUse {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The folder or its files cannot be written.
+    #[error("cannot write to {}: {source}. Make it writable for this user, or choose another folder", path.display())]
+    NotWritable {
+        /// The folder or file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The medium has not enough room for a store.
+    #[error("{what} has no room for a store ({bytes} bytes at least): free some, or choose another folder")]
+    NoRoom {
+        /// The area, by its path.
+        what: String,
+        /// Bytes that are needed.
+        bytes: u64,
+    },
+    /// The device cannot promise what is asked of it, or the medium failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// The area or folder, by its path.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// It is something else.
+    #[error("{what} is not a FlexLog store: it was left as it is. Choose another folder")]
+    NotAStore {
+        /// The area, by its path.
+        what: String,
+    },
+    /// It was written by a newer version, most likely.
+    #[error(
+        "{what} has format version {found}, this program knows version {known}: it was left as it is. Use the program that wrote it"
+    )]
+    Version {
+        /// The area, by its path.
+        what: String,
+        /// The version that it says.
+        found: u32,
+        /// The version that this code knows.
+        known: u32,
+    },
+    /// It belongs to another cluster.
+    #[error("{what} belongs to cluster {found}, not to {wanted}: choose the right folder")]
+    OtherCluster {
+        /// The area, by its path.
+        what: String,
+        /// Its cluster.
+        found: ClusterId,
+        /// The cluster that was asked for.
+        wanted: ClusterId,
+    },
+    /// It belongs to another replica.
+    #[error("{what} belongs to replica {found}, not to replica {wanted}: choose the right folder")]
+    OtherReplica {
+        /// The area, by its path.
+        what: String,
+        /// Its replica.
+        found: ReplicaId,
+        /// The replica that was asked for.
+        wanted: ReplicaId,
+    },
+    /// Bytes that were durable are not as they were written.
+    #[error(
+        "{what} is damaged at byte {offset}: what was durable there is not as it was written. Remove the folder and let the replica copy its data from the others"
+    )]
+    Corrupt {
+        /// The area, by its path.
+        what: String,
+        /// Where in the area.
+        offset: u64,
+    },
+    /// The options make no store.
+    #[error("{what}: {why}")]
+    BadOptions {
+        /// The area, by its path.
+        what: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// The store could not be written to.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// What the superblock says of openings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mark {
+    /// It was opened so often. The metadata may not have been told of the last time, `nonce`.
+    Opened {
+        /// How many times.
+        n: u64,
+        /// Of the last opening; `None` before the first.
+        nonce: Option<Uuid>,
+    },
+    /// An opening began and did not get to [`Intended::advance`].
+    Intent {
+        /// How many times it was opened before that.
+        n: u64,
+        /// Of the opening that began.
+        nonce: Uuid,
+    },
+}
+
+/// Keeps other processes out of a folder as long as it lives.
+#[derive(Debug)]
+pub(crate) struct FolderLock {
+    _file: File,
+}
+
+impl FolderLock {
+    fn take(folder: &Path) -> Result<Self, OpenError> {
+        let path = folder.join("lock");
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let file = file.map_err(|source| not_writable(&path, source))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { _file: file }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(OpenError::InUse { path: folder.to_owned() }),
+            Err(error) => Err(OpenError::Io { what: path.display().to_string(), source: error.into() }),
+        }
+    }
+}
+
+fn not_writable(path: &Path, source: io::Error) -> OpenError {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            OpenError::NotWritable { path: path.to_owned(), source }
+        }
+        _ => OpenError::Io { what: path.display().to_string(), source },
+    }
+}
+
+/// A store whose superblock was read, or just written; nothing else was looked at.
+#[derive(Debug)]
+pub struct Closed<D> {
+    device: D,
+    what: String,
+    superblock: Superblock,
+    limit_bytes: u64,
+    lock: Option<FolderLock>,
+}
+
+/// A store that has made it durable that it is about to be opened.
+#[derive(Debug)]
+pub struct Intended<D>(Closed<D>);
+
+/// A store that has counted this opening.
+#[derive(Debug)]
+pub struct Advanced<D> {
+    closed: Closed<D>,
+    /// The first generation that this opening may use.
+    generation: u32,
+}
+
+impl Closed<AnyDevice> {
+    /// Locks `folder`, which is made if need be, and opens the store in it; formats it as `fresh` if there is none.
+    ///
+    /// `kind`: the device to use; the one that suits the file system where it is `None`.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_folder(
+        folder: &Path,
+        kind: Option<DeviceKind>,
+        owner: Owner,
+        fresh: StoreId,
+        options: Options,
+    ) -> Result<Self, OpenError> {
+        let io_error = |source| OpenError::Io { what: folder.display().to_string(), source };
+        DirBuilder::new().recursive(true).create(folder).map_err(|source| not_writable(folder, source))?;
+        let lock = FolderLock::take(folder)?;
+        let kind = match kind {
+            Some(kind) => kind,
+            None => device_for(folder).map_err(io_error)?,
+        };
+        let path = folder.join("area");
+        let device = match kind {
+            DeviceKind::Mmap => {
+                let mapping = Mapping { limit: options.limit_bytes, prefault: options.prefault };
+                MmapDevice::open(&path, mapping).map(AnyDevice::Mmap)
+            }
+            DeviceKind::File => FileDevice::open(&path).map(AnyDevice::File),
+        };
+        let device = device.map_err(|source| not_writable(&path, source))?;
+        if kind == DeviceKind::File {
+            // The file's own bytes are the device's business, its name is the folder's.
+            File::open(folder).and_then(|folder| folder.sync_all()).map_err(io_error)?;
+        }
+        let mut closed = Self::open(device, path.display().to_string(), owner, fresh, options)?;
+        closed.lock = Some(lock);
+        Ok(closed)
+    }
+}
+
+impl<D: Device> Closed<D> {
+    /// Opens the store on `device`, called `what` towards people; formats it as `fresh` if there is none.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(
+        mut device: D,
+        what: String,
+        owner: Owner,
+        fresh: StoreId,
+        options: Options,
+    ) -> Result<Self, OpenError> {
+        let found = find_superblock(&device).map_err(|source| OpenError::Io { what: what.clone(), source })?;
+        let superblock = match found {
+            superblock::Found::Nothing => return Self::format(device, what, owner, fresh, options),
+            superblock::Found::Foreign => return Err(OpenError::NotAStore { what }),
+            superblock::Found::Version(found) => {
+                return Err(OpenError::Version { what, found, known: superblock::VERSION });
+            }
+            superblock::Found::Damaged => return Err(OpenError::Corrupt { what, offset: 0 }),
+            superblock::Found::Superblock(superblock) => superblock,
+        };
+        if superblock.cluster != owner.cluster {
+            return Err(OpenError::OtherCluster { what, found: superblock.cluster, wanted: owner.cluster });
+        }
+        if superblock.replica != owner.replica {
+            return Err(OpenError::OtherReplica { what, found: superblock.replica, wanted: owner.replica });
+        }
+        check_segment(&what, superblock.segment_bytes)?;
+        // A process that died may have left the newer copy in a cache; it must not be the first to be written over.
+        fence_now(&mut device).map_err(|source| OpenError::Io { what: what.clone(), source })?;
+        Ok(Self { device, what, superblock, limit_bytes: options.limit_bytes, lock: None })
+    }
+
+    fn format(mut device: D, what: String, owner: Owner, fresh: StoreId, options: Options) -> Result<Self, OpenError> {
+        check_segment(&what, options.segment_bytes)?;
+        let bytes = HEAD_BYTES + options.segment_bytes;
+        if bytes > options.limit_bytes {
+            let why = format!(
+                "a limit of {} bytes has no room for one segment of {}",
+                options.limit_bytes, options.segment_bytes
+            );
+            return Err(OpenError::BadOptions { what, why });
+        }
+        let superblock = Superblock {
+            sequence: 0,
+            cluster: owner.cluster,
+            store: fresh,
+            replica: owner.replica,
+            intent: false,
+            opened: 0,
+            nonce: Uuid::nil(),
+            segment_bytes: options.segment_bytes,
+            // Generation 0 is before the first.
+            generation_limit: 1,
+        };
+        match device.grow(bytes) {
+            Ok(()) => {}
+            Err(error) if is_full(&error) => return Err(OpenError::NoRoom { what, bytes }),
+            Err(source) => return Err(OpenError::Io { what, source }),
+        }
+        let mut closed = Self { device, what, superblock, limit_bytes: options.limit_bytes, lock: None };
+        closed.write()?;
+        Ok(closed)
+    }
+
+    /// Makes the superblock durable.
+    fn write(&mut self) -> Result<(), OpenError> {
+        let bytes = self.superblock.encode();
+        let written = self.device.write(self.superblock.offset(), &[&bytes]).and_then(|()| fence_now(&mut self.device));
+        written.map_err(|source| OpenError::Io { what: self.what.clone(), source })
+    }
+
+    /// Which store it is, and how often it was opened.
+    #[must_use]
+    pub fn identity(&self) -> StoreIdentity {
+        StoreIdentity { id: self.superblock.store, opened: self.superblock.opened }
+    }
+
+    /// How far the last opening got.
+    #[must_use]
+    pub fn mark(&self) -> Mark {
+        let Superblock { opened: n, nonce, intent, .. } = self.superblock;
+        if intent {
+            Mark::Intent { n, nonce }
+        } else {
+            Mark::Opened { n, nonce: Some(nonce).filter(|nonce| !nonce.is_nil()) }
+        }
+    }
+
+    /// Makes it durable that the store is about to be opened, under `nonce`, which was never used before; where an
+    /// opening was begun already this goes on with that one and *its* nonce, see [`Intended::nonce`].
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn intend(mut self, nonce: Uuid) -> Result<Intended<D>, OpenError> {
+        if !self.superblock.intent {
+            self.superblock.sequence += 1;
+            self.superblock.intent = true;
+            self.superblock.nonce = nonce;
+            self.write()?;
+        }
+        Ok(Intended(self))
+    }
+
+    /// Opens the store without anyone else knowing: for tests and measurements.
+    ///
+    /// # Errors
+    /// As the steps that it takes.
+    pub fn open_alone(self, nonce: Uuid) -> Result<(Store<D>, Recovered), OpenError> {
+        self.intend(nonce)?.advance()?.finish()
+    }
+}
+
+impl<D: Device> Intended<D> {
+    /// Which store it is, and how often it was opened before.
+    #[must_use]
+    pub fn identity(&self) -> StoreIdentity {
+        self.0.identity()
+    }
+
+    /// The nonce of this opening.
+    #[must_use]
+    pub fn nonce(&self) -> Uuid {
+        self.0.superblock.nonce
+    }
+
+    /// Counts this opening. The metadata says `opening(nonce)`, with this nonce.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn advance(mut self) -> Result<Advanced<D>, OpenError> {
+        let superblock = &mut self.0.superblock;
+        let generation = superblock.generation_limit;
+        let Some(limit) = generation.checked_add(GENERATIONS) else {
+            let why = "its segments were used 2^32 times: move the replica to a new folder".to_owned();
+            return Err(OpenError::BadOptions { what: self.0.what, why });
+        };
+        superblock.generation_limit = limit;
+        superblock.sequence += 1;
+        superblock.intent = false;
+        superblock.opened += 1;
+        self.0.write()?;
+        Ok(Advanced { closed: self.0, generation })
+    }
+}
+
+impl<D: Device> Advanced<D> {
+    /// Which store it is, and how often it was opened, this time included.
+    #[must_use]
+    pub fn identity(&self) -> StoreIdentity {
+        self.closed.identity()
+    }
+
+    /// The nonce of this opening.
+    #[must_use]
+    pub fn nonce(&self) -> Uuid {
+        self.closed.superblock.nonce
+    }
+
+    /// Recovers what the store holds. The metadata counts this opening.
+    ///
+    /// # Errors
+    /// `Corrupt`, `Io`, and those of the store's first writes.
+    pub fn finish(self) -> Result<(Store<D>, Recovered), OpenError> {
+        let Closed { device, what, superblock, limit_bytes, lock } = self.closed;
+        let named = |problem: Problem| match problem {
+            Problem::Corrupt(offset) => OpenError::Corrupt { what: what.clone(), offset },
+            Problem::Io(source) => OpenError::Io { what: what.clone(), source },
+        };
+        let reader = Reader::new(&device, &superblock);
+        let found = reader.find().map_err(named)?;
+        let replayed = Replayed::of(&reader, &found).map_err(named)?;
+        let mut segments = Segments::new();
+        segments.grow(reader.slots());
+        for (slot, end) in &found.chain {
+            segments.adopt(*slot, *end);
+        }
+        for (slot, lsn) in &replayed.lsns {
+            segments.get_mut(*slot).lsn = *lsn;
+        }
+        let (head, end) = found.chain.last().map_or((None, Place::default()), |(slot, end)| (Some(*slot), *end));
+        let resume =
+            Resume { end, head: head.filter(|_| found.clean), fenced: found.fenced, next_generation: self.generation };
+        let log = Log::resume(device, segments, what, superblock, limit_bytes, resume)?;
+        let checkpoint_bytes = found.checkpoint.as_ref().map_or(0, |(_, checkpoint)| checkpoint.state.len());
+        let mut store = Store::new(log, checkpoint_bytes);
+        store.lock = lock;
+        let recovered = replayed.fill(&mut store, found.checkpoint);
+        // What was read may be in a cache only, where the machine outlived the process: nobody hears of it before it is
+        // durable.
+        let fence = store.fence()?;
+        store.wait(fence)?;
+        Ok((store, recovered))
+    }
+}
+
+/// What the entries of the log say.
+#[derive(Default)]
+struct Replayed {
+    /// What was staged, as it is in the log.
+    staged: FxHashMap<Token, (Place, StagedAt, Staged)>,
+    /// The tokens that were numbered: color, what was staged, first number, slot of the entry.
+    numbered: Vec<(StagedAt, Color, SeqNum, usize)>,
+    lsns: FxHashMap<usize, Lsn>,
+    entries: Vec<Entry>,
+    fence: Option<Incarnation>,
+}
+
+impl Replayed {
+    fn of<D: Device>(reader: &Reader<'_, D>, found: &Found) -> Result<Self, Problem> {
+        let mut replayed = Self::default();
+        let (name, upto, kept) = match &found.checkpoint {
+            Some((name, checkpoint)) => {
+                replayed.fence = checkpoint.fence;
+                (*name, checkpoint.upto, checkpoint.staged.iter().copied().collect::<FxHashSet<_>>())
+            }
+            None => (Place::default(), Lsn(0), FxHashSet::default()),
+        };
+        let mut next = found.checkpoint.as_ref().map(|_| upto.next());
+        for (slot, end) in &found.chain {
+            reader.replay(*slot, *end, |place, at, header, body| {
+                match header.kind {
+                    Kind::Staged => {
+                        let meta = StagedMeta::decode(body).ok_or(Problem::Corrupt(at))?;
+                        let Staged { token, color, records, .. } = meta.staged;
+                        let staged = StagedAt { entry: at, color, records };
+                        replayed.staged.insert(token, (place, staged, meta.staged));
+                    }
+                    Kind::Entry => {
+                        let entry = codec::decode_entry(body).ok_or(Problem::Corrupt(at))?;
+                        let highest = replayed.lsns.entry(*slot).or_default();
+                        *highest = (*highest).max(entry.lsn);
+                        replayed.number(&entry, *slot);
+                        if entry.lsn > upto {
+                            if next.is_some_and(|next| next != entry.lsn) {
+                                return Err(Problem::Corrupt(at));
+                            }
+                            next = Some(entry.lsn.next());
+                            replayed.entries.push(entry);
+                        }
+                    }
+                    Kind::Fence if place > name || found.checkpoint.is_none() => {
+                        replayed.fence = Some(codec::decode_fence(body).ok_or(Problem::Corrupt(at))?);
+                    }
+                    Kind::Fence | Kind::Part | Kind::Continue => {}
+                }
+                Ok(())
+            })?;
+        }
+        // What was staged before the checkpoint and is not in its list was numbered or dropped, and what says so may be
+        // gone with its segment.
+        replayed.staged.retain(|_, (place, ..)| *place > name || kept.contains(place));
+        Ok(replayed)
+    }
+
+    fn number(&mut self, entry: &Entry, slot: usize) {
+        let Body::Assign(assigns) = &entry.body else { return };
+        for assign in assigns {
+            for (token, first) in assign.each() {
+                // Where the record is gone its number was trimmed.
+                if let Some((_, staged, _)) = self.staged.remove(&token) {
+                    self.numbered.push((staged, assign.color, first, slot));
+                }
+            }
+        }
+    }
+
+    fn fill<D: Device>(self, store: &mut Store<D>, checkpoint: Option<(Place, Checkpoint)>) -> Recovered {
+        for (staged, color, first, by) in self.numbered {
+            let slot = store.log.slot_of(staged.entry);
+            store.log.segments.get_mut(slot).staged += 1;
+            store.number(color, staged, first, by);
+        }
+        let mut staged: Vec<_> = self.staged.into_iter().collect();
+        staged.sort_unstable_by_key(|(_, (place, ..))| *place);
+        for (token, (_, staged, _)) in &staged {
+            store.note_staged(*token, *staged);
+        }
+        store.fence = self.fence;
+        Recovered {
+            fence: self.fence,
+            checkpoint: checkpoint.map(|(_, checkpoint)| (checkpoint.upto, checkpoint.state)),
+            entries: self.entries,
+            staged: staged.into_iter().map(|(_, (_, _, staged))| staged).collect(),
+        }
+    }
+}
+
+fn check_segment(what: &str, bytes: u64) -> Result<(), OpenError> {
+    if (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&bytes) && bytes.is_multiple_of(4096) {
+        return Ok(());
+    }
+    let why = format!(
+        "a segment of {bytes} bytes is not possible: it is a multiple of 4096 from {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES}"
+    );
+    Err(OpenError::BadOptions { what: what.to_owned(), why })
+}
+
+fn fence_now<D: Device>(device: &mut D) -> io::Result<()> {
+    let fence = device.fence()?;
+    device.wait(fence)
+}
+
+fn find_superblock<D: Device>(device: &D) -> io::Result<superblock::Found> {
+    let mut copies = [[0; superblock::BYTES]; 2];
+    for (index, copy) in copies.iter_mut().enumerate() {
+        let at = index as u64 * superblock::STRIDE;
+        let len = copy.len().min(device.len().saturating_sub(at) as usize);
+        device.read(at.min(device.len()), &mut copy[..len])?;
+    }
+    let mut failed = None;
+    let rest_is_zero = || {
+        let rest = is_zero_from(device, HEAD_BYTES);
+        rest.unwrap_or_else(|error| {
+            failed = Some(error);
+            false
+        })
+    };
+    let found = Superblock::find([&copies[0], &copies[1]], rest_is_zero);
+    failed.map_or(Ok(found), Err)
+}
+
+fn is_zero_from<D: Device>(device: &D, mut at: u64) -> io::Result<bool> {
+    let mut bytes = vec![0; 1 << 16];
+    while at < device.len() {
+        let n = (bytes.len() as u64).min(device.len() - at) as usize;
+        device.read(at, &mut bytes[..n])?;
+        if bytes[..n].iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+        at += n as u64;
+    }
+    Ok(true)
+}
+
+const _: () = assert!(FIRST_ENTRY * 4 < MIN_SEGMENT_BYTES as usize);

@@ -1,0 +1,369 @@
+//! Finding the log in an area: which segments belong to it, and where it ends.
+//!
+//! Every segment is scanned for entries that are good: length, generation, and checksums hold. The log is the chain that
+//! the first entries of the segments form, read back from the newest. An entry that is not good ends the log there,
+//! unless some good entry, wherever it stands, says that the place was durable: then bytes were lost, and that is
+//! [`Problem::Corrupt`]. What stands behind the end is no part of the log, now or ever: the next segment's first entry
+//! says so.
+//!
+//! The newest checkpoint in the log that is whole says which segments before its own still belong to it.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::io;
+
+use bytes::Bytes;
+use flexlog_protocol::checksum::crc32c;
+use flexlog_protocol::media::Device;
+
+use crate::codec::{self, Checkpoint, Continue, PART_META, PartMeta, StagedMeta};
+use crate::layout::{ENTRY_HEADER, HEAD_BYTES, Header, Kind, Place, entry_crc};
+use crate::superblock::Superblock;
+
+/// Why there is no log to be found.
+#[derive(Debug)]
+pub(crate) enum Problem {
+    /// Bytes that were durable are not as they were written; where in the area.
+    Corrupt(u64),
+    /// The medium cannot be read.
+    Io(io::Error),
+}
+
+impl From<io::Error> for Problem {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// The log that was found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// Slot of each segment of the log, and where its entries end, in order.
+    pub(crate) chain: Vec<(usize, Place)>,
+    /// The newest whole checkpoint, and the place of its first part.
+    pub(crate) checkpoint: Option<(Place, Checkpoint)>,
+    /// Whether the next entry can go right behind the last: nothing there can be mistaken for one.
+    pub(crate) clean: bool,
+    /// Below this all was durable, as far as anything says.
+    pub(crate) fenced: Place,
+}
+
+/// A part of a checkpoint.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    at: Place,
+    end: Place,
+    meta: PartMeta,
+}
+
+/// What one segment holds.
+#[derive(Debug)]
+struct Scan {
+    slot: usize,
+    before: Place,
+    /// The end of the entries that are good without a gap.
+    good: u32,
+    /// Behind that is nothing that was, or could be taken for, an entry of this generation.
+    clean: bool,
+    parts: Vec<Part>,
+}
+
+/// The area as recovery reads it.
+pub(crate) struct Reader<'a, D> {
+    device: &'a D,
+    seed: u32,
+    segment_bytes: u64,
+    slots: usize,
+}
+
+impl<'a, D: Device> Reader<'a, D> {
+    pub(crate) fn new(device: &'a D, superblock: &Superblock) -> Self {
+        let slots = (device.len().saturating_sub(HEAD_BYTES) / superblock.segment_bytes) as usize;
+        let seed = crate::layout::seed(superblock.store);
+        Self { device, seed, segment_bytes: superblock.segment_bytes, slots }
+    }
+
+    pub(crate) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// The byte of the area.
+    pub(crate) fn byte(&self, slot: usize, offset: u32) -> u64 {
+        HEAD_BYTES + slot as u64 * self.segment_bytes + u64::from(offset)
+    }
+
+    /// The bytes of a segment.
+    pub(crate) fn segment(&self, slot: usize) -> io::Result<Cow<'a, [u8]>> {
+        let (at, len) = (self.byte(slot, 0), self.segment_bytes as usize);
+        if let Some(bytes) = self.device.slice(at, len) {
+            return Ok(Cow::Borrowed(bytes));
+        }
+        let mut bytes = vec![0; len];
+        self.device.read(at, &mut bytes)?;
+        Ok(Cow::Owned(bytes))
+    }
+
+    fn scan(&self, slot: usize, facts: &mut Facts) -> io::Result<Option<(u32, Scan)>> {
+        let bytes = self.segment(slot)?;
+        let first = good_entry(&bytes, 0, None, self.seed)
+            .filter(|(header, _)| header.kind == Kind::Continue)
+            .and_then(|(header, body)| Some((header.generation, Continue::decode(body)?)))
+            .filter(|(_, first)| first.slot as usize == slot);
+        let Some((generation, first)) = first else {
+            facts.look_behind(&bytes, 0, None, self, slot);
+            return Ok(None);
+        };
+        let mut scan = Scan { slot, before: first.before, good: 0, clean: false, parts: Vec::new() };
+        while let Some((header, body)) = good_entry(&bytes, scan.good as usize, Some(generation), self.seed) {
+            facts.note(&header);
+            let end = scan.good + header.stride() as u32;
+            if header.kind == Kind::Part
+                && let Some(meta) = PartMeta::decode(body)
+            {
+                let at = Place::new(generation, scan.good);
+                scan.parts.push(Part { at, end: Place::new(generation, end), meta });
+            }
+            scan.good = end;
+        }
+        scan.clean = facts.look_behind(&bytes, scan.good as usize, Some(generation), self, slot);
+        Ok(Some((generation, scan)))
+    }
+
+    /// Finds the log.
+    pub(crate) fn find(&self) -> Result<Found, Problem> {
+        let mut facts = Facts::default();
+        let mut scans = BTreeMap::new();
+        for slot in 0..self.slots {
+            if let Some((generation, scan)) = self.scan(slot, &mut facts)? {
+                scans.insert(generation, scan);
+            }
+        }
+        let search = Search { reader: self, scans, facts };
+        // What is at this place or behind it is no part of the log.
+        let mut upper = Place::new(u32::MAX, u32::MAX);
+        loop {
+            match search.below(upper)? {
+                Attempt::Found(found) => return Ok(found),
+                // Each attempt is cut off before the last one's bad place, so this ends.
+                Attempt::Bad(place) if place >= search.facts.fenced => upper = place,
+                Attempt::Bad(place) => return Err(Problem::Corrupt(search.byte_of(place))),
+            }
+        }
+    }
+
+    /// Calls `each` with every entry of a segment up to `end`.
+    pub(crate) fn replay(
+        &self,
+        slot: usize,
+        end: Place,
+        mut each: impl FnMut(Place, u64, &Header, &[u8]) -> Result<(), Problem>,
+    ) -> Result<(), Problem> {
+        let bytes = self.segment(slot)?;
+        let mut offset = 0;
+        while offset < end.offset {
+            let at = self.byte(slot, offset);
+            // `find` read the same bytes, so what is not there now was lost since.
+            let header = Header::peek(&bytes[offset as usize..]).ok_or(Problem::Corrupt(at))?;
+            let from = offset as usize + ENTRY_HEADER;
+            let body = bytes.get(from..from + header.body_len as usize).ok_or(Problem::Corrupt(at))?;
+            each(Place::new(end.generation, offset), at, &header, body)?;
+            offset += header.stride() as u32;
+        }
+        Ok(())
+    }
+}
+
+/// What entries say, wherever they stand: it was true when it was written, and stays so.
+#[derive(Debug, Default)]
+struct Facts {
+    /// Below this all was durable.
+    fenced: Place,
+    /// Where generations were seen whose segment has no good first entry.
+    headless: BTreeMap<u32, u64>,
+}
+
+impl Facts {
+    fn note(&mut self, header: &Header) {
+        self.fenced = self.fenced.max(header.fenced);
+    }
+
+    /// Looks for entries at any multiple of 8 from `from` on. Returns whether there is none, not even a damaged one.
+    fn look_behind<D: Device>(
+        &mut self,
+        bytes: &[u8],
+        from: usize,
+        generation: Option<u32>,
+        reader: &Reader<'_, D>,
+        slot: usize,
+    ) -> bool {
+        let mut clean = true;
+        let mut at = from;
+        while at + ENTRY_HEADER <= bytes.len() {
+            if bytes[at] == 0 {
+                at += 8;
+                continue;
+            }
+            let header = Header::peek(&bytes[at..])
+                .filter(|header| header.generation != 0 && generation.is_none_or(|own| own == header.generation));
+            if let Some(header) = header {
+                clean = false;
+                if good_head(bytes, at, &header, reader.seed).is_some() {
+                    self.note(&header);
+                    if generation.is_none() {
+                        self.headless.entry(header.generation).or_insert(reader.byte(slot, 0));
+                    }
+                }
+            }
+            at += 8;
+        }
+        clean
+    }
+}
+
+enum Attempt {
+    Found(Found),
+    Bad(Place),
+}
+
+struct Search<'a, D> {
+    reader: &'a Reader<'a, D>,
+    scans: BTreeMap<u32, Scan>,
+    facts: Facts,
+}
+
+impl<D: Device> Search<'_, D> {
+    fn byte_of(&self, place: Place) -> u64 {
+        let scanned = self.scans.get(&place.generation).map(|scan| self.reader.byte(scan.slot, place.offset));
+        let headless = || self.facts.headless.get(&place.generation).copied();
+        scanned.or_else(headless).unwrap_or(HEAD_BYTES)
+    }
+
+    /// The log, if what is at `upper` or behind it does not belong to it.
+    fn below(&self, upper: Place) -> Result<Attempt, Problem> {
+        let head = self.scans.iter().rev().find(|(generation, _)| Place::new(**generation, 0) < upper);
+        let Some((&head, scan)) = head else {
+            let start = Place::default();
+            if self.facts.fenced > start {
+                return Ok(Attempt::Bad(start));
+            }
+            return Ok(Attempt::Found(Found { chain: Vec::new(), checkpoint: None, clean: false, fenced: start }));
+        };
+        let mut end = Place::new(head, scan.good);
+        let cut = end >= upper;
+        end = end.min(upper);
+        if self.facts.fenced > end {
+            return Ok(Attempt::Bad(end));
+        }
+        // From the newest back, as far as it goes.
+        let mut chain = vec![end];
+        let mut before = scan.before;
+        while let Some(scan) = self.scans.get(&before.generation) {
+            if chain.last().is_some_and(|last| last.generation <= before.generation) {
+                break;
+            }
+            chain.push(before);
+            before = scan.before;
+        }
+        chain.reverse();
+        let missing = (before.generation != 0).then_some(Place::new(before.generation, 0));
+        let checkpoint = self.checkpoint(&chain)?;
+        let chain = match &checkpoint {
+            Some((place, checkpoint)) => {
+                let own = chain.iter().copied().filter(|end| end.generation >= place.generation);
+                checkpoint.live.iter().copied().filter(|end| end.generation < place.generation).chain(own).collect()
+            }
+            None => match missing {
+                Some(missing) => {
+                    // Where damage hides the checkpoint, the damage is what people should look at.
+                    let bad = chain.iter().find_map(|end| self.bad_before(*end)).filter(|bad| *bad < self.facts.fenced);
+                    return Ok(Attempt::Bad(bad.filter(|_| missing < self.facts.fenced).unwrap_or(missing)));
+                }
+                None => chain,
+            },
+        };
+        let mut slots = Vec::with_capacity(chain.len());
+        for end in chain {
+            match (self.bad_before(end), self.scans.get(&end.generation)) {
+                (None, Some(scan)) => slots.push((scan.slot, end)),
+                (bad, _) => return Ok(Attempt::Bad(bad.unwrap_or(end))),
+            }
+        }
+        let clean = scan.clean && !cut;
+        Ok(Attempt::Found(Found { chain: slots, checkpoint, clean, fenced: self.facts.fenced }))
+    }
+
+    /// The first entry of a segment that is not good, before the segment's end.
+    fn bad_before(&self, end: Place) -> Option<Place> {
+        let good = self.scans.get(&end.generation).map_or(0, |scan| scan.good);
+        (good < end.offset).then_some(Place::new(end.generation, good))
+    }
+
+    /// The newest whole checkpoint in the chain.
+    fn checkpoint(&self, chain: &[Place]) -> Result<Option<(Place, Checkpoint)>, Problem> {
+        let mut parts: Vec<&Part> = Vec::new();
+        for end in chain {
+            let scan = self.scans.get(&end.generation);
+            parts.extend(scan.into_iter().flat_map(|scan| &scan.parts).filter(|part| part.end <= *end));
+        }
+        // The last part of a checkpoint that is there with all the others right before it.
+        let whole = (0..parts.len()).rev().find_map(|last| {
+            let count = parts[last].meta.parts as usize;
+            let run = (last + 1).checked_sub(count).and_then(|first| parts.get(first..=last))?;
+            let name = run[0].at;
+            let in_order =
+                |(i, part): (usize, &&Part)| part.meta == PartMeta { name, part: i as u32, parts: count as u32 };
+            run.iter().enumerate().all(in_order).then_some(run)
+        });
+        let Some(run) = whole else { return Ok(None) };
+        let mut bytes = Vec::new();
+        for part in run {
+            let Some(scan) = self.scans.get(&part.at.generation) else { continue };
+            let segment = self.reader.segment(scan.slot)?;
+            let at = part.at.offset as usize;
+            let header = Header::peek(&segment[at..]).ok_or_else(|| Problem::Corrupt(self.byte_of(part.at)))?;
+            let body = segment.get(at + ENTRY_HEADER + PART_META..at + ENTRY_HEADER + header.body_len as usize);
+            bytes.extend_from_slice(body.ok_or_else(|| Problem::Corrupt(self.byte_of(part.at)))?);
+        }
+        let name = run[0].at;
+        let checkpoint = Checkpoint::decode(Bytes::from(bytes));
+        Ok(Some((name, checkpoint.ok_or_else(|| Problem::Corrupt(self.byte_of(name)))?)))
+    }
+}
+
+/// The header and body of the entry at `at`, if the part of it that its checksum covers is as it was written.
+fn good_head<'a>(bytes: &'a [u8], at: usize, header: &Header, seed: u32) -> Option<(&'a [u8], Option<StagedMeta>)> {
+    let entry = bytes.get(at..at.checked_add(ENTRY_HEADER)?.checked_add(header.body_len as usize)?)?;
+    let body = &entry[ENTRY_HEADER..];
+    let (covered, meta) = if header.kind == Kind::Staged {
+        let meta = StagedMeta::decode(body)?;
+        (ENTRY_HEADER + meta.records_at(), Some(meta))
+    } else {
+        (entry.len(), None)
+    };
+    (covered <= entry.len() && entry_crc(entry, covered, seed) == header.crc).then_some((body, meta))
+}
+
+/// The entry at `at`, if all of it is as it was written.
+pub(crate) fn good_entry(bytes: &[u8], at: usize, generation: Option<u32>, seed: u32) -> Option<(Header, &[u8])> {
+    let header = Header::peek(bytes.get(at..)?)?;
+    if header.generation == 0 || generation.is_some_and(|own| own != header.generation) {
+        return None;
+    }
+    let (body, meta) = good_head(bytes, at, &header, seed)?;
+    if let Some(meta) = meta {
+        let (table, records) = body[meta.table_at()..].split_at(meta.records_at() - meta.table_at());
+        let mut from = 0;
+        for index in 0..meta.staged.records as usize {
+            let (end, crc) = codec::row(table, index)?;
+            let record = records.get(from..end as usize)?;
+            if crc32c(record) != crc {
+                return None;
+            }
+            from = end as usize;
+        }
+        if from != records.len() {
+            return None;
+        }
+    }
+    Some((header, body))
+}

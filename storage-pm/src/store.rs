@@ -1,0 +1,452 @@
+//! The store of one replica: [`LogStore`] over any [`Device`].
+//!
+//! It relies on the log ([`crate::log`]) for what is durable in which order, and keeps in memory what a reader needs:
+//! the index from numbers to records, the staged tokens, and what holds each segment. All of that is made anew from the
+//! area when the store is opened.
+
+use std::borrow::Cow;
+use std::io;
+
+use bytes::Bytes;
+use flexlog_protocol::media::{Device, FenceId, LogStore, ReadError, StoreError, Usage};
+use flexlog_protocol::{Append, Assign, Body, Color, Entry, Incarnation, Lsn, Record, SeqNum, Token};
+use rustc_hash::FxHashMap;
+
+use crate::codec::{
+    self, CHECKPOINT_META, Checkpoint, ONE_ASSIGN_ENTRY, PART_META, PartMeta, STAGED_META, StagedMeta, decode_record,
+};
+use crate::index::{Index, Loc};
+use crate::layout::{ENTRY_HEADER, HEAD_BYTES, Header, Kind, Place, padded};
+use crate::log::Log;
+use crate::open::FolderLock;
+
+/// The most bytes of a checkpoint in one part.
+const PART_BYTES: usize = 1 << 20;
+/// Segments that staging leaves for entries and checkpoints.
+const RESERVE: usize = 2;
+/// Segments written since the last checkpoint after which a new one is worth its bytes.
+const LONG: u64 = 16;
+/// Entries after which it is looked again whether a checkpoint would free anything.
+const LOOK_AGAIN: u64 = 256;
+/// How much is read at once where reading takes a system call: a small record with all that stands before it.
+const READ_BYTES: usize = 4096;
+
+/// An append that waits for its numbers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StagedAt {
+    /// The byte of the area at which its entry begins.
+    pub(crate) entry: u64,
+    pub(crate) color: Color,
+    pub(crate) records: u32,
+}
+
+/// What happened since the last checkpoint.
+#[derive(Clone, Copy, Debug, Default)]
+struct Since {
+    lsns: u64,
+    trims: u64,
+    segments: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Store<D> {
+    pub(crate) log: Log<D>,
+    pub(crate) index: Index,
+    pub(crate) staged: FxHashMap<Token, StagedAt>,
+    /// The newest `Fence` in the log.
+    pub(crate) fence: Option<Incarnation>,
+    since: Since,
+    wanted: bool,
+    /// Bytes of the last checkpoint: the next one will be about as long.
+    checkpoint_bytes: usize,
+    /// Held as long as the store is.
+    pub(crate) lock: Option<FolderLock>,
+}
+
+impl<D: Device> Store<D> {
+    pub(crate) fn new(log: Log<D>, checkpoint_bytes: usize) -> Self {
+        Self {
+            log,
+            index: Index::default(),
+            staged: FxHashMap::default(),
+            fence: None,
+            since: Since::default(),
+            wanted: false,
+            checkpoint_bytes,
+            lock: None,
+        }
+    }
+
+    /// Has `wake` called, from any thread, each time a memory fence is done or failed after it was started.
+    pub fn on_fenced(&mut self, wake: Box<dyn Fn() + Send + Sync>) {
+        self.log.device.on_fenced(wake);
+    }
+
+    /// Waits until `fence` is done. For those who have nothing else to do.
+    ///
+    /// # Errors
+    /// `Failed`, final.
+    pub fn wait(&mut self, fence: FenceId) -> Result<(), StoreError> {
+        self.log.wait(fence)
+    }
+
+    /// The device under the store.
+    #[must_use]
+    pub fn device(&self) -> &D {
+        &self.log.device
+    }
+
+    /// Free segments that staging must leave: for the numbers of all that is staged, and for checkpoints.
+    #[inline]
+    fn reserve(&self) -> usize {
+        let bytes = self.staged.len() * ONE_ASSIGN_ENTRY + 2 * self.checkpoint_bytes;
+        RESERVE + bytes / self.log.segment_bytes() as usize
+    }
+
+    /// Puts an entry whose body `fill` appends.
+    fn put_entry(&mut self, kind: Kind, fill: impl FnOnce(&mut Vec<u8>)) -> Result<u64, StoreError> {
+        self.log.check()?;
+        let mut entry = self.log.take_scratch();
+        fill(&mut entry);
+        let head = self.log.head();
+        let put = self.log.make_room(entry.len(), 0).and_then(|()| self.log.put_small(kind, &mut entry));
+        self.log.give_scratch(entry);
+        self.since.segments += u64::from(head != self.log.head());
+        put
+    }
+
+    #[inline]
+    fn assign(&mut self, assign: &Assign, head: usize) {
+        for (token, first) in assign.each() {
+            let Some(staged) = self.staged.remove(&token) else {
+                debug_assert!(false, "{token} was given numbers and is not staged");
+                continue;
+            };
+            self.number(assign.color, staged, first, head);
+        }
+    }
+
+    /// An `Assign` in the segment `by` gave a staged append its numbers.
+    #[inline]
+    pub(crate) fn number(&mut self, color: Color, staged: StagedAt, first: SeqNum, by: usize) {
+        self.index.insert(color, first, staged.records, staged.entry);
+        let last = first.plus(staged.records - 1).unwrap_or(first);
+        let slot = self.log.slot_of(staged.entry);
+        let segment = self.log.segments.get_mut(slot);
+        segment.staged -= 1;
+        segment.high.raise(color, last);
+        if by != slot {
+            self.log.segments.get_mut(by).high.raise(color, last);
+        }
+    }
+
+    /// An append that was put at `entry` waits for numbers.
+    #[inline]
+    pub(crate) fn note_staged(&mut self, token: Token, staged: StagedAt) {
+        let slot = self.log.slot_of(staged.entry);
+        if let Some(old) = self.staged.insert(token, staged) {
+            debug_assert!(false, "{token} was staged twice");
+            let slot = self.log.slot_of(old.entry);
+            self.log.segments.get_mut(slot).staged -= 1;
+        }
+        self.log.segments.get_mut(slot).staged += 1;
+    }
+
+    /// Looks whether a checkpoint would be of use.
+    fn consider(&mut self) {
+        let max = self.log.max_segments();
+        if self.since.segments >= LONG.min(max as u64 / 4 + 1) {
+            self.wanted = true;
+            return;
+        }
+        let low = self.log.available() < (max / 2).max(self.reserve() + 2);
+        let changed = self.since.trims > 0 || self.since.lsns >= LOOK_AGAIN;
+        self.wanted = low && changed && {
+            let trimmed = |color, number| self.index.is_trimmed(color, number);
+            self.log.segments.removable(self.log.head(), Lsn(u64::MAX), trimmed).next().is_some()
+        };
+    }
+
+    /// Segments that a checkpoint of so many bytes needs besides the current one, and the bytes of each of its parts.
+    fn split_checkpoint(&self, bytes: usize) -> (usize, usize) {
+        let piece = PART_BYTES.min(self.log.capacity() / 4) - ENTRY_HEADER - PART_META;
+        let parts = bytes.div_ceil(piece).max(1);
+        // A part is at most a quarter of a segment, so at least three whole ones fit, and the rest of one is wasted.
+        (parts.div_ceil(3), piece)
+    }
+
+    /// The bytes of the area at `at`: all `len` of them, or as many as can be had cheaply, at least `least`.
+    fn bytes(&self, at: u64, least: usize, len: usize) -> io::Result<Cow<'_, [u8]>> {
+        if let Some(bytes) = self.log.device.slice(at, len) {
+            return Ok(Cow::Borrowed(bytes));
+        }
+        let mut bytes = vec![0; least.max(len.min(READ_BYTES))];
+        self.log.device.read(at, &mut bytes)?;
+        Ok(Cow::Owned(bytes))
+    }
+
+    /// Reads one record. `Ok(None)`: it is damaged.
+    fn load(&self, color: Color, loc: Loc) -> io::Result<Option<Record>> {
+        let at = loc.entry();
+        let slot = self.log.slot_of(at);
+        let end = HEAD_BYTES + (slot as u64 + 1) * self.log.segment_bytes();
+        let within = (end - at) as usize;
+        let bytes = self.bytes(at, ENTRY_HEADER + STAGED_META, within)?;
+        // The entry's own checksum would have to go over the whole table of a batch. What an old entry in this place
+        // could have left is told by the generation, damage by the record's checksum.
+        let sound = Header::peek(&bytes)
+            .filter(|header| header.kind == Kind::Staged && header.generation == self.log.segments.get(slot).generation)
+            .and_then(|_| StagedMeta::decode(bytes.get(ENTRY_HEADER..)?))
+            .filter(|meta| meta.staged.color == color && loc.index() < meta.staged.records);
+        let Some(meta) = sound else { return Ok(None) };
+        let index = loc.index() as usize;
+        let table = ENTRY_HEADER + meta.table_at();
+        let records = ENTRY_HEADER + meta.records_at();
+        if records > within {
+            return Ok(None);
+        }
+        let fetch = |from: usize, len: usize| -> io::Result<Cow<'_, [u8]>> {
+            match bytes.get(from..from + len) {
+                Some(held) => Ok(Cow::Borrowed(held)),
+                None => self.bytes(at + from as u64, len, len),
+            }
+        };
+        let first_row = index.saturating_sub(1);
+        let rows = fetch(table + codec::ROW * first_row, codec::ROW * (index + 1 - first_row))?;
+        let from = if index == 0 { Some(0) } else { codec::row(&rows, 0).map(|(end, _)| end as usize) };
+        let (Some(from), Some((to, crc))) = (from, codec::row(&rows, index - first_row)) else { return Ok(None) };
+        let to = to as usize;
+        if from > to || to > within - records {
+            return Ok(None);
+        }
+        let encoded = match fetch(records + from, to - from)? {
+            Cow::Borrowed(bytes) => Bytes::copy_from_slice(bytes),
+            Cow::Owned(bytes) => Bytes::from(bytes),
+        };
+        Ok(decode_record(encoded, crc))
+    }
+
+    fn load_staged(&self, token: Token, at: u64) -> io::Result<Option<Append>> {
+        let slot = self.log.slot_of(at);
+        let end = HEAD_BYTES + (slot as u64 + 1) * self.log.segment_bytes();
+        let head = self.bytes(at, ENTRY_HEADER, ENTRY_HEADER)?;
+        let header = Header::peek(&head).filter(|header| {
+            header.kind == Kind::Staged
+                && header.generation == self.log.segments.get(slot).generation
+                && u64::from(header.body_len) <= end - at - ENTRY_HEADER as u64
+        });
+        let Some(header) = header else { return Ok(None) };
+        let len = header.body_len as usize;
+        let body = match self.bytes(at + ENTRY_HEADER as u64, len, len)? {
+            Cow::Borrowed(bytes) => Bytes::copy_from_slice(bytes),
+            Cow::Owned(bytes) => Bytes::from(bytes),
+        };
+        Ok(codec::decode_append(body).filter(|append| append.token() == token))
+    }
+
+    /// The one record of an append that has no tags and no condition: the shortest way to the device.
+    #[inline]
+    fn put_plain(&mut self, append: &Append, head: &mut Vec<u8>, len: usize) -> Result<u64, StoreError> {
+        let covered = head.len();
+        let record = &append.records()[0];
+        codec::put_tags(head, record);
+        self.log.seal_head(Kind::Staged, head, covered, len);
+        self.log.put(&[head, record.payload(), self.log.pad(len)], len)
+    }
+
+    fn put_staged(&mut self, append: &Append, head: &mut [u8], len: usize) -> Result<u64, StoreError> {
+        let covered = head.len();
+        self.log.seal_head(Kind::Staged, head, covered, len);
+        let mut tags = Vec::with_capacity(2 * append.records().len());
+        let mut ends = Vec::with_capacity(append.records().len());
+        for record in append.records() {
+            codec::put_tags(&mut tags, record);
+            ends.push(tags.len());
+        }
+        let mut parts: Vec<&[u8]> = Vec::with_capacity(2 + 2 * ends.len());
+        parts.push(head);
+        let mut from = 0;
+        for (record, end) in append.records().iter().zip(ends) {
+            parts.push(&tags[from..end]);
+            parts.push(record.payload());
+            from = end;
+        }
+        parts.push(self.log.pad(len));
+        self.log.put(&parts, len)
+    }
+}
+
+impl<D: Device> LogStore for Store<D> {
+    fn stage(&mut self, append: &Append) -> Result<(), StoreError> {
+        self.log.check()?;
+        let len = ENTRY_HEADER + codec::staged_len(append);
+        let before = self.log.head();
+        if let Err(error) = self.log.make_room(len, self.reserve()) {
+            self.consider();
+            return Err(error);
+        }
+        let mut head = self.log.take_scratch();
+        codec::put_staged_head(&mut head, append);
+        let put = if append.records().len() == 1 && append.records()[0].tags().is_empty() {
+            self.put_plain(append, &mut head, len)
+        } else {
+            self.put_staged(append, &mut head, len)
+        };
+        self.log.give_scratch(head);
+        let entry = put?;
+        self.note_staged(append.token(), StagedAt { entry, color: append.color(), records: append.count() });
+        if before != self.log.head() {
+            self.since.segments += 1;
+            self.consider();
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, entry: &Entry) -> Result<(), StoreError> {
+        self.put_entry(Kind::Entry, |body| codec::put_entry(body, entry))?;
+        let head = self.log.head();
+        let segment = self.log.segments.get_mut(head);
+        segment.lsn = segment.lsn.max(entry.lsn);
+        if let Body::Assign(assigns) = &entry.body {
+            for assign in assigns {
+                self.assign(assign, head);
+            }
+        }
+        self.since.lsns += 1;
+        if self.since.lsns.is_multiple_of(LOOK_AGAIN) {
+            self.consider();
+        }
+        Ok(())
+    }
+
+    fn seal(&mut self, incarnation: Incarnation) -> Result<(), StoreError> {
+        self.put_entry(Kind::Fence, |body| codec::put_fence(body, &incarnation))?;
+        self.fence = Some(incarnation);
+        Ok(())
+    }
+
+    fn checkpoint(&mut self, upto: Lsn, state: &[u8]) -> Result<(), StoreError> {
+        self.log.check()?;
+        let lists = 8 * (self.log.segments.len() + self.staged.len());
+        let (segments, piece) = self.split_checkpoint(CHECKPOINT_META + lists + state.len());
+        if !self.log.want_free(segments)? {
+            return Err(self.log.full());
+        }
+        self.log.make_room(ENTRY_HEADER + PART_META + piece, 0)?;
+        let (head, name) = (self.log.head(), self.log.next());
+        let trimmed = |color, number| self.index.is_trimmed(color, number);
+        let leaving: Vec<usize> = self.log.segments.removable(head, upto, trimmed).collect();
+        let gone: Vec<u32> = leaving.iter().map(|slot| self.log.segments.get(*slot).generation).collect();
+        let mut live = self.log.segments.live();
+        live.retain(|end| end.generation < name.generation && !gone.contains(&end.generation));
+        let mut staged: Vec<Place> = self.staged.values().map(|staged| self.log.place_of(staged.entry)).collect();
+        staged.sort_unstable();
+        let mut bytes = Vec::with_capacity(CHECKPOINT_META + lists + state.len());
+        // The state is the replica's and may be long, so it is not copied on the way.
+        Checkpoint { upto, fence: self.fence, live, staged, state: Bytes::new() }.put(&mut bytes);
+        bytes.extend_from_slice(state);
+        let parts = bytes.len().div_ceil(piece);
+        for (part, piece) in bytes.chunks(piece).enumerate() {
+            let meta = PartMeta { name, part: part as u32, parts: parts as u32 };
+            self.put_entry(Kind::Part, |body| {
+                meta.put(body);
+                body.extend_from_slice(piece);
+            })?;
+        }
+        self.log.segments.leave(&leaving, self.log.next());
+        self.checkpoint_bytes = bytes.len();
+        self.since = Since::default();
+        self.wanted = false;
+        Ok(())
+    }
+
+    fn checkpoint_wanted(&self) -> bool {
+        self.wanted
+    }
+
+    fn trim(&mut self, color: Color, upto: SeqNum) {
+        if self.index.trim(color, upto) {
+            self.since.trims += 1;
+            self.consider();
+        }
+    }
+
+    fn drop_staged(&mut self, tokens: &[Token]) {
+        for token in tokens {
+            if let Some(staged) = self.staged.remove(token) {
+                let slot = self.log.slot_of(staged.entry);
+                self.log.segments.get_mut(slot).staged -= 1;
+                self.since.trims += 1;
+            }
+        }
+        self.consider();
+    }
+
+    #[inline]
+    fn fence(&mut self) -> Result<FenceId, StoreError> {
+        self.log.fence()
+    }
+
+    #[inline]
+    fn fenced(&mut self) -> Result<FenceId, StoreError> {
+        self.log.fenced()
+    }
+
+    fn read(
+        &self,
+        color: Color,
+        from: SeqNum,
+        upto: SeqNum,
+        max_records: usize,
+        max_bytes: usize,
+        into: &mut Vec<(SeqNum, Record)>,
+    ) -> Result<(), ReadError> {
+        let mut bytes = 0;
+        for (count, (number, loc)) in self.index.range(color, from, upto).take(max_records).enumerate() {
+            let what = || self.log.what.clone();
+            let record = match self.load(color, loc) {
+                Ok(Some(record)) => record,
+                Ok(None) => return Err(ReadError::Damaged { what: what(), color, number, at: loc.entry() }),
+                Err(source) => return Err(ReadError::Io { what: what(), color, number, source }),
+            };
+            bytes += record.payload().len();
+            if count > 0 && bytes > max_bytes {
+                break;
+            }
+            into.push((number, record));
+            if bytes >= max_bytes {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_staged(&self, token: Token) -> Result<Option<Append>, ReadError> {
+        let Some(staged) = self.staged.get(&token) else { return Ok(None) };
+        // It has no number yet; the place says which it is.
+        let (color, number, at) = (staged.color, SeqNum::MIN, staged.entry);
+        match self.load_staged(token, at) {
+            Ok(Some(append)) => Ok(Some(append)),
+            Ok(None) => Err(ReadError::Damaged { what: self.log.what.clone(), color, number, at }),
+            Err(source) => Err(ReadError::Io { what: self.log.what.clone(), color, number, source }),
+        }
+    }
+
+    fn usage(&self) -> Usage {
+        let segments = self.log.segments.used() as u64;
+        let staged = self.staged.capacity() * size_of::<(Token, StagedAt)>();
+        Usage {
+            device: self.log.device.describe(),
+            used_bytes: segments * self.log.segment_bytes(),
+            area_bytes: self.log.device.len(),
+            limit_bytes: HEAD_BYTES + self.log.max_segments() as u64 * self.log.segment_bytes(),
+            segments,
+            records: self.index.records(),
+            staged_tokens: self.staged.len() as u64,
+            index_bytes: self.index.bytes() + staged as u64,
+        }
+    }
+}
+
+const _: () = assert!(padded(ONE_ASSIGN_ENTRY) == ONE_ASSIGN_ENTRY);
