@@ -9,8 +9,10 @@ mod read;
 mod status;
 mod up;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::process::ExitCode;
+use std::task::{Context, Poll, Waker};
 
 use clap::{Args, Parser, Subcommand};
 use flexlog_client::Client;
@@ -120,6 +122,14 @@ fn complain(message: &str) -> ExitCode {
 }
 
 /// A folder on the command line, made absolute for messages and for the status report.
-fn absolute(path: &std::path::Path) -> PathBuf {
+fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// What `future` gives without waiting. Whoever waits for it later polls it again.
+fn at_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    match Pin::new(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
+    }
 }

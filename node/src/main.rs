@@ -1,3 +1,7 @@
-//! The flexlog command.
+//! The `flexlog` command.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    flexlog_node::cli::main()
+}

@@ -127,7 +127,8 @@ async fn appends_are_numbered_in_order_and_read_back_after_a_restart() {
         let more = talk.append(&again, session, 101..102).await;
         assert!(more[0].1.epoch() > first.epoch(), "numbers go on in a fresh epoch");
         assert_eq!(more[0].1.counter(), 0);
-        let hole = talk.ask(Request::Read { id: 3, color: info.color, number: first.plus(100).unwrap(), wait_micros: 0 });
+        let hole =
+            talk.ask(Request::Read { id: 3, color: info.color, number: first.plus(100).unwrap(), wait_micros: 0 });
         assert_eq!(hole.await, Answer::Hole { id: 3 }, "the old epoch has ended");
     }
 }

@@ -100,7 +100,17 @@ impl<D: Device> Log<D> {
                 log.head = head;
                 log.base = HEAD_BYTES + head as u64 * superblock.segment_bytes;
             }
-            None => log.roll()?,
+            None => {
+                if log.segments.free() == 0 && log.segments.len() >= log.max_segments {
+                    // Crash after crash while the area was full: rather a segment beyond the limit than no store.
+                    log.max_segments = log.segments.len() + 1;
+                    let rolled = log.roll();
+                    log.max_segments -= 1;
+                    rolled?;
+                } else {
+                    log.roll()?;
+                }
+            }
         }
         Ok(log)
     }
@@ -216,6 +226,17 @@ impl<D: Device> Log<D> {
         } else {
             Err(self.full())
         }
+    }
+
+    /// Makes sure that an entry of `len` bytes other than a staged one can be put. The last free segment is kept for the
+    /// next opening, which may not be able to go on in the current one.
+    ///
+    /// # Errors
+    /// As [`Log::make_room`].
+    #[inline]
+    pub(crate) fn make_room_in_reserve(&mut self, len: usize) -> Result<(), StoreError> {
+        let fits = self.next.offset as usize + padded(len) <= self.segment_bytes as usize;
+        if fits { Ok(()) } else { self.find_room(len, 1, fits) }
     }
 
     /// Tries to have so many free segments. Returns whether there are.

@@ -110,7 +110,7 @@ impl<D: Device> Store<D> {
         let mut entry = self.log.take_scratch();
         fill(&mut entry);
         let head = self.log.head();
-        let put = self.log.make_room(entry.len(), 0).and_then(|()| self.log.put_small(kind, &mut entry));
+        let put = self.log.make_room_in_reserve(entry.len()).and_then(|()| self.log.put_small(kind, &mut entry));
         self.log.give_scratch(entry);
         self.since.segments += u64::from(head != self.log.head());
         put
@@ -330,10 +330,11 @@ impl<D: Device> LogStore for Store<D> {
         self.log.check()?;
         let lists = 8 * (self.log.segments.len() + self.staged.len());
         let (segments, piece) = self.split_checkpoint(CHECKPOINT_META + lists + state.len());
-        if !self.log.want_free(segments)? {
+        // The last free one is the next opening's.
+        if !self.log.want_free(segments + 1)? {
             return Err(self.log.full());
         }
-        self.log.make_room(ENTRY_HEADER + PART_META + piece, 0)?;
+        self.log.make_room_in_reserve(ENTRY_HEADER + PART_META + piece)?;
         let (head, name) = (self.log.head(), self.log.next());
         let trimmed = |color, number| self.index.is_trimmed(color, number);
         let leaving: Vec<usize> = self.log.segments.removable(head, upto, trimmed).collect();

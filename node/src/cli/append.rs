@@ -6,14 +6,14 @@ use std::io::{self, BufRead, BufReader, IsTerminal, Read};
 use std::path::PathBuf;
 
 use clap::Args;
-use flexlog_client::{Log, Pending};
-use flexlog_protocol::{Record, limits};
+use flexlog_client::{AppendError, Log, Pending};
+use flexlog_protocol::{Record, SeqNum, limits};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use tokio::sync::mpsc;
 
 use super::output::Output;
-use super::{Common, Stop};
+use super::{Common, Stop, at_once};
 
 /// Arguments of `flexlog append`.
 #[derive(Args)]
@@ -66,7 +66,7 @@ async fn append_all(
             // A slow input must not keep back numbers that are known.
             result = numbers.next(), if !numbers.pending.is_empty() => {
                 result?;
-                numbers.ready().await?;
+                numbers.ready()?;
                 continue;
             }
         };
@@ -74,7 +74,7 @@ async fn append_all(
         for record in batch.map_err(Stop::Failed)? {
             numbers.pending.push_back(log.submit(record).await?);
         }
-        numbers.ready().await?;
+        numbers.ready()?;
     }
 }
 
@@ -102,6 +102,11 @@ impl Numbers {
     async fn next(&mut self) -> Result<(), Stop> {
         let Some(pending) = self.pending.front_mut() else { return Ok(()) };
         let number = pending.await;
+        self.print(number)
+    }
+
+    /// Prints the number of the oldest append, which is done.
+    fn print(&mut self, number: Result<SeqNum, AppendError>) -> Result<(), Stop> {
         self.pending.pop_front();
         let number = number?;
         self.bar.inc(1);
@@ -112,9 +117,9 @@ impl Numbers {
     }
 
     /// Prints the numbers that are known, without waiting for more.
-    async fn ready(&mut self) -> Result<(), Stop> {
-        while self.pending.front().is_some_and(Pending::is_done) {
-            self.next().await?;
+    fn ready(&mut self) -> Result<(), Stop> {
+        while let Some(number) = self.pending.front_mut().and_then(at_once) {
+            self.print(number)?;
         }
         self.output.flush()
     }
@@ -165,7 +170,10 @@ impl Source {
     fn read_raw(self, to: &mpsc::Sender<Result<Vec<Record>, String>>) -> Result<(), String> {
         let mut bytes = Vec::new();
         let limit = limits::MAX_RECORD_BYTES as u64 + 1;
-        self.input.take(limit).read_to_end(&mut bytes).map_err(|error| format!("cannot read {}: {error}", self.name))?;
+        self.input
+            .take(limit)
+            .read_to_end(&mut bytes)
+            .map_err(|error| format!("cannot read {}: {error}", self.name))?;
         if bytes.len() > limits::MAX_RECORD_BYTES {
             return Err(format!(
                 "{} is larger than a record may be, {} bytes: split it, or append it line by line without --raw",

@@ -1,12 +1,14 @@
 //! `flexlog read` and `flexlog tail`.
 
+use std::pin::pin;
+
 use clap::Args;
-use flexlog_client::{Event, Log, ReadOutcome};
+use flexlog_client::{Event, Log, PrevOutcome, ReadOutcome};
 use flexlog_protocol::SeqNum;
 use serde_json::json;
 
 use super::output::Output;
-use super::{Common, Stop, number};
+use super::{Common, Stop, at_once, number};
 
 /// Arguments of `flexlog read`.
 #[derive(Args)]
@@ -74,9 +76,9 @@ async fn read_one(log: &Log, color: &str, number: SeqNum, output: &mut Output) -
         ReadOutcome::Trimmed { point } => Err(Stop::Failed(format!(
             "{number} of {color} is Trimmed: everything up to and including {point} is gone; read from behind that"
         ))),
-        ReadOutcome::NotYet { tail } => Err(Stop::Failed(format!(
-            "{color} has no record at {number} yet: its next number is {tail}"
-        ))),
+        ReadOutcome::NotYet { tail } => {
+            Err(Stop::Failed(format!("{color} has no record at {number} yet: its next number is {tail}")))
+        }
     }
 }
 
@@ -99,8 +101,8 @@ async fn start_of_last(log: &Log, count: u64, tail: SeqNum) -> Result<SeqNum, St
     for _ in 0..count {
         let Some(before) = below(from) else { break };
         match log.read_prev(before).await? {
-            Some((number, _)) => from = number,
-            None => break,
+            PrevOutcome::Record { number, .. } => from = number,
+            PrevOutcome::Trimmed { .. } | PrevOutcome::Nothing => break,
         }
     }
     Ok(from)
@@ -126,11 +128,12 @@ impl Span {
         if left == 0 || over(self.from) {
             return Ok(());
         }
-        let mut subscription = log.subscribe(self.from).await?;
+        let mut subscription = log.subscribe(self.from);
         // What is printed is seen when nothing more is at hand.
         loop {
-            let event = match subscription.try_next() {
-                Some(event) => Some(event),
+            let at_hand = at_once(&mut pin!(subscription.next()));
+            let event = match at_hand {
+                Some(event) => event,
                 None => {
                     output.flush()?;
                     subscription.next().await
@@ -150,7 +153,9 @@ impl Span {
                     if output.is_json() {
                         output.object(&json!({ "trimmed": point.to_string() }))?;
                     } else {
-                        note(&format!("{color}: everything up to and including {point} is Trimmed; going on behind it"));
+                        note(&format!(
+                            "{color}: everything up to and including {point} is Trimmed; going on behind it"
+                        ));
                     }
                     if point.plus(1).is_some_and(over) {
                         return Ok(());

@@ -26,12 +26,15 @@ const CHUNK: u64 = 256 << 10;
 /// are not in the cache wins from the first one on.
 const COPIED_UPTO: usize = 256;
 
+/// Address space behind the limit, for a store that cannot be opened without going beyond it.
+const BEYOND: u64 = 64 << 20;
+
 const NO_LINE: u64 = u64::MAX;
 
 /// How an area is to be mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mapping {
-    /// The most bytes that it may grow to.
+    /// The bytes that it is to grow to. What asks for much more than that is refused as `StorageFull`.
     pub limit: u64,
     /// Fault in everything when it is allocated, not as it is written. For measurements.
     pub prefault: bool,
@@ -78,7 +81,7 @@ impl MmapDevice {
         if len > 0 {
             fallocate(&file, FallocateFlags::empty(), 0, len)?;
         }
-        let limit = usize::try_from(options.limit.max(len).max(1)).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let limit = usize::try_from(options.limit.max(len) + BEYOND).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let map = MmapOptions::new().len(limit).map_raw(&file)?;
         let mut device = Self {
             path: path.to_owned(),

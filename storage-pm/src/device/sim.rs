@@ -252,11 +252,9 @@ impl Device for SimDevice {
             return Err(broken());
         }
         let bytes = parts.concat();
-        let range = at as usize..at as usize + bytes.len();
-        if range.end > state.seen.len() {
-            return Err(beyond(at, bytes.len(), state.seen.len()));
-        }
-        state.seen[range].copy_from_slice(&bytes);
+        let end = at.checked_add(bytes.len() as u64).filter(|end| *end <= state.seen.len() as u64);
+        let Some(end) = end else { return Err(beyond(at, bytes.len(), state.seen.len())) };
+        state.seen[at as usize..end as usize].copy_from_slice(&bytes);
         state.writes.push((None, at, bytes));
         Ok(())
     }
@@ -306,7 +304,7 @@ impl Device for SimDevice {
 
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
         let state = self.0.state();
-        let bytes = state.seen.get(at as usize..at as usize + into.len());
+        let bytes = state.seen.get(at as usize..).and_then(|bytes| bytes.get(..into.len()));
         let Some(bytes) = bytes else { return Err(beyond(at, into.len(), state.seen.len())) };
         into.copy_from_slice(bytes);
         Ok(())

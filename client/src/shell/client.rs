@@ -1,0 +1,243 @@
+//! [`Client`] and how to make one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use flexlog_protocol::ClusterId;
+use flexlog_protocol::api::{Answer, ColorInfo, Failure, Hello, Request, ShardInfo, Status};
+use flexlog_protocol::limits::{DEFAULT_PORT, MAX_CREDIT_BYTES, MAX_RECORD_BYTES};
+use flexlog_protocol::net::{Connect, ConnectError, tcp};
+
+use super::shared::{Handle, Settings, Shared};
+use super::task;
+use crate::error::{CallError, ColorError, StatusError};
+use crate::log::Log;
+
+/// A connection to a FlexLog node, made again when it breaks.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use flexlog_client::Client;
+///
+/// let client = Client::connect("127.0.0.1:7480").await?;
+/// for color in client.colors().await? {
+///     println!("{}", color.name);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Client {
+    handle: Arc<Handle>,
+    cluster: ClusterId,
+}
+
+/// How a client shall be; see [`Client::builder`].
+#[derive(Debug, Clone)]
+pub struct Builder {
+    settings: Settings,
+    connect_deadline: Duration,
+    cluster: ClusterId,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            settings: Settings {
+                deadline: Duration::from_secs(10),
+                append_deadline: Duration::from_secs(30),
+                subscription_window: 2 << 20,
+            },
+            connect_deadline: Duration::from_secs(5),
+            cluster: ClusterId::default(),
+        }
+    }
+}
+
+impl Builder {
+    /// How long an append may take, retries and waiting for room included, before it fails. 30 s unless told otherwise.
+    #[must_use]
+    pub fn append_deadline(mut self, deadline: Duration) -> Self {
+        self.settings.append_deadline = deadline;
+        self
+    }
+
+    /// How long everything else may take. 10 s unless told otherwise.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.settings.deadline = deadline;
+        self
+    }
+
+    /// How long one attempt to connect by TCP may take. 5 s unless told otherwise.
+    #[must_use]
+    pub fn connect_deadline(mut self, deadline: Duration) -> Self {
+        self.connect_deadline = deadline;
+        self
+    }
+
+    /// Talk to this cluster only. Otherwise the first node that answers says which cluster it is from then on.
+    #[must_use]
+    pub fn cluster(mut self, cluster: ClusterId) -> Self {
+        self.cluster = cluster;
+        self
+    }
+
+    /// How many bytes of a subscription may wait for its user, from about one to 4 MiB. 2 MiB unless told otherwise.
+    #[must_use]
+    pub fn subscription_window(mut self, bytes: u64) -> Self {
+        // Less would stop at a large record for ever: part of the window is with the user until it is worth a message.
+        let least = 2 * MAX_RECORD_BYTES as u64;
+        self.settings.subscription_window = bytes.clamp(least, MAX_CREDIT_BYTES);
+        self
+    }
+
+    /// Connects by TCP to `address`, `host:port` or `host`.
+    ///
+    /// # Errors
+    /// [`ConnectError`], after one attempt.
+    pub async fn connect(self, address: impl Into<String>) -> Result<Client, ConnectError> {
+        let mut address = address.into();
+        if !address.contains(':') {
+            address = format!("{address}:{DEFAULT_PORT}");
+        }
+        let connector = tcp::Connector::new(address, self.connect_deadline);
+        self.connect_with(connector).await
+    }
+
+    /// Connects by whatever `connector` connects by, for example to a cluster in this process.
+    ///
+    /// # Errors
+    /// [`ConnectError`], after one attempt.
+    pub async fn connect_with(self, connector: impl Connect) -> Result<Client, ConnectError> {
+        let first = connector.connect(&Hello::client(self.cluster)).await?;
+        let cluster = first.hello.cluster;
+        let seed = uuid::Uuid::new_v4();
+        let shared = Shared::new(seed, Box::new(connector), Hello::client(cluster), self.settings);
+        let shared = Arc::new(shared);
+        tokio::spawn(task::run(Arc::clone(&shared), first));
+        Ok(Client { handle: Arc::new(Handle::new(shared)), cluster })
+    }
+}
+
+impl Client {
+    /// Connects by TCP to the node at `address`, `host:port` or `host`, with the usual deadlines.
+    ///
+    /// Must be called on a tokio runtime, and the client works as long as that runtime does.
+    ///
+    /// # Errors
+    /// [`ConnectError`], after one attempt. Once it is there, a connection that breaks is made again without a word.
+    pub async fn connect(address: impl Into<String>) -> Result<Self, ConnectError> {
+        Self::builder().connect(address).await
+    }
+
+    /// Says how the client shall be.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    ///
+    /// use flexlog_client::Client;
+    ///
+    /// let client = Client::builder().append_deadline(Duration::from_secs(2)).connect("log.example:7480").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// The cluster that the client is connected to.
+    #[must_use]
+    pub fn cluster(&self) -> ClusterId {
+        self.cluster
+    }
+
+    /// The address of the node.
+    #[must_use]
+    pub fn address(&self) -> String {
+        self.handle.address()
+    }
+
+    /// The log of the color `name`, which is created if there is none.
+    ///
+    /// # Errors
+    /// [`ColorError`]: the name cannot be a color's, or there are too many, or no answer.
+    pub async fn color(&self, name: &str) -> Result<Log, ColorError> {
+        self.lookup(name, true).await
+    }
+
+    /// The log of the color `name`, if there is one.
+    ///
+    /// # Errors
+    /// As [`Client::color`], and [`ColorError::is_no_such_color`].
+    pub async fn existing_color(&self, name: &str) -> Result<Log, ColorError> {
+        self.lookup(name, false).await
+    }
+
+    async fn lookup(&self, name: &str, create: bool) -> Result<Log, ColorError> {
+        let error = |error| ColorError::new(error, self.address(), name.to_owned());
+        let owned = name.to_owned();
+        match self.handle.call(|id| Request::Lookup { id, name: owned, create }).await.map_err(error)? {
+            Answer::Color { info, .. } => {
+                let shard = only_shard(&info).map_err(|why| error(CallError::Failed(why)))?;
+                Ok(Log::new(Arc::clone(&self.handle), info.color, info.name, shard))
+            }
+            _ => Err(error(CallError::Unexpected)),
+        }
+    }
+
+    /// All colors of the cluster, in order of their names.
+    ///
+    /// # Errors
+    /// [`ColorError`], without a name.
+    pub async fn colors(&self) -> Result<Vec<ColorInfo>, ColorError> {
+        let mut all: Vec<ColorInfo> = Vec::new();
+        loop {
+            let page = self.colors_after(all.last().map(|last| last.name.clone())).await?;
+            if page.is_empty() {
+                return Ok(all);
+            }
+            all.extend(page);
+        }
+    }
+
+    /// One page of the colors whose names are above `after`, in order; empty behind the last. For clusters with more
+    /// colors than should be held at once.
+    ///
+    /// # Errors
+    /// [`ColorError`], without a name.
+    pub async fn colors_after(&self, after: Option<String>) -> Result<Vec<ColorInfo>, ColorError> {
+        let error = |error| ColorError::new(error, self.address(), String::new());
+        let floor = after.clone();
+        match self.handle.call(|id| Request::Colors { id, after }).await.map_err(error)? {
+            // A page that does not go on would be asked for for ever.
+            Answer::Colors { colors, .. } if colors.first().is_none_or(|first| Some(&first.name) > floor.as_ref()) => {
+                Ok(colors)
+            }
+            _ => Err(error(CallError::Unexpected)),
+        }
+    }
+
+    /// How the node is.
+    ///
+    /// # Errors
+    /// [`StatusError`].
+    pub async fn status(&self) -> Result<Status, StatusError> {
+        let error = |error| StatusError::new(error, self.address());
+        match self.handle.call(|id| Request::Status { id }).await.map_err(error)? {
+            Answer::Status { status, .. } => Ok(*status),
+            _ => Err(error(CallError::Unexpected)),
+        }
+    }
+}
+
+/// The one shard of a color, with all its members on the node that answered: what this version serves.
+fn only_shard(info: &ColorInfo) -> Result<ShardInfo, Failure> {
+    match info.shards.as_slice() {
+        [shard] if shard.addresses.iter().all(String::is_empty) && !shard.view.members.is_empty() => Ok(shard.clone()),
+        [_] => Err(Failure::Unsupported("colors whose replicas are on other nodes than the one that answers".into())),
+        _ => Err(Failure::Unsupported("colors on several shards".into())),
+    }
+}

@@ -1,0 +1,459 @@
+//! A store on the simulated medium beside a model of what it must hold, and the check that compares the two.
+//!
+//! The model is the list of writes, in order. After a crash the store must be as some prefix of them says, one that
+//! includes all that was fenced.
+#![allow(dead_code)]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use flexlog_protocol::entry::push_assign;
+use flexlog_protocol::media::{FenceId, LogStore, Recovered, StoreError};
+use flexlog_protocol::peer::Staged;
+use flexlog_protocol::{
+    Append, Assign, Body, ClusterId, Color, Entry, Epoch, Incarnation, Lsn, Position, Record, ReplicaId, SeqNum,
+    SessionId, ShardId, StoreId, Tag, Token,
+};
+use flexlog_storage_pm::device::{Fences, SimDevice, SimMedia, SplitMix};
+use flexlog_storage_pm::{Closed, OpenError, Options, Owner, Store};
+use uuid::Uuid;
+
+pub const OWNER: Owner = Owner { cluster: ClusterId(Uuid::from_u128(1)), replica: ReplicaId(2) };
+pub const STORE: StoreId = StoreId(Uuid::from_u128(3));
+
+pub fn options(segment_bytes: u64, segments: u64) -> Options {
+    Options { segment_bytes, limit_bytes: 8192 + segments * segment_bytes, prefault: false }
+}
+
+pub fn session() -> SessionId {
+    SessionId { epoch: Epoch(1), lsn: Lsn(1) }
+}
+
+pub fn token(seq: u64) -> Token {
+    Token { shard: ShardId(0), session: session(), seq }
+}
+
+pub fn append(seq: u64, color: u64, payloads: &[Vec<u8>]) -> Append {
+    let records = payloads.iter().map(|payload| Record::new(payload.clone()).unwrap()).collect();
+    Append::new(token(seq), Color(color), None, records).unwrap()
+}
+
+pub fn open(media: &SimMedia, options: Options) -> Result<(Store<SimDevice>, Recovered), OpenError> {
+    Closed::open(media.device(), "sim".to_owned(), OWNER, STORE, options)?.open_alone(Uuid::from_u128(77))
+}
+
+pub fn read_all(store: &impl LogStore, color: u64) -> Vec<(SeqNum, Record)> {
+    let mut records = Vec::new();
+    store.read(Color(color), SeqNum::MIN, SeqNum::MAX, usize::MAX, usize::MAX, &mut records).unwrap();
+    records
+}
+
+/// One write, in the order in which they were made.
+#[derive(Clone, Debug)]
+pub enum Write {
+    Staged(Append),
+    Entry(Entry),
+    Seal(Incarnation),
+    Checkpoint(Lsn, Vec<u8>),
+}
+
+/// What a store must hold after some writes.
+#[derive(Default, PartialEq, Debug)]
+pub struct Expected {
+    fence: Option<Incarnation>,
+    checkpoint: Option<(Lsn, Vec<u8>)>,
+    entries: Vec<Entry>,
+    /// As recovery tells it: what was dropped since the last checkpoint is still there.
+    staged: Vec<Staged>,
+    dropped: Vec<Token>,
+    trims: BTreeMap<Color, SeqNum>,
+    records: BTreeMap<(Color, SeqNum), Record>,
+}
+
+impl Expected {
+    pub fn after(writes: &[Write]) -> Self {
+        let mut expected = Self::default();
+        let mut appends: BTreeMap<Token, Append> = BTreeMap::new();
+        for write in writes {
+            match write {
+                Write::Staged(append) => {
+                    let (token, color) = (append.token(), append.color());
+                    expected.staged.push(Staged { token, color, records: append.count(), digest: append.digest() });
+                    appends.insert(token, append.clone());
+                }
+                Write::Entry(entry) => {
+                    expected.entries.push(entry.clone());
+                    match &entry.body {
+                        Body::Assign(assigns) => {
+                            for assign in assigns {
+                                for (token, first) in assign.each() {
+                                    expected.staged.retain(|staged| staged.token != token);
+                                    for (i, record) in appends[&token].records().iter().enumerate() {
+                                        let number = first.plus(i as u32).unwrap();
+                                        expected.records.insert((assign.color, number), record.clone());
+                                    }
+                                }
+                            }
+                        }
+                        // The tests close a session to drop the one append whose seq it names.
+                        Body::CloseSession(session) => expected.dropped.push(token(session.lsn.0)),
+                        Body::Trim { color, upto } => {
+                            let trim = expected.trims.entry(*color).or_insert(*upto);
+                            *trim = (*trim).max(*upto);
+                        }
+                        _ => {}
+                    }
+                }
+                Write::Seal(incarnation) => expected.fence = Some(*incarnation),
+                Write::Checkpoint(upto, state) => {
+                    expected.checkpoint = Some((*upto, state.clone()));
+                    let dropped = std::mem::take(&mut expected.dropped);
+                    expected.staged.retain(|staged| !dropped.contains(&staged.token));
+                }
+            }
+        }
+        let upto = expected.checkpoint.as_ref().map_or(Lsn(0), |(upto, _)| *upto);
+        expected.entries.retain(|entry| entry.lsn > upto);
+        expected
+    }
+
+    fn trimmed(&self, color: Color, number: SeqNum) -> bool {
+        self.trims.get(&color).is_some_and(|trim| number <= *trim)
+    }
+
+    fn matches(&self, recovered: &Recovered) -> Result<(), String> {
+        let checkpoint = recovered.checkpoint.as_ref().map(|(upto, state)| (*upto, state.to_vec()));
+        let same = [
+            ("fence", self.fence == recovered.fence),
+            ("checkpoint", self.checkpoint == checkpoint),
+            ("entries", self.entries == recovered.entries),
+            ("staged", self.staged == recovered.staged),
+        ];
+        match same.iter().find(|(_, same)| !same) {
+            None => Ok(()),
+            Some((what, _)) => Err(format!("{what} differ: expected {self:?}, found {recovered:?}")),
+        }
+    }
+}
+
+pub struct World {
+    pub media: SimMedia,
+    pub options: Options,
+    pub store: Store<SimDevice>,
+    pub writes: Vec<Write>,
+    /// How many of the writes were covered by a fence that is done.
+    pub fenced: usize,
+    under_way: Option<(FenceId, usize)>,
+    draw: SplitMix,
+    seq: u64,
+    lsn: Lsn,
+    /// Nothing at or below this may be taken back by a checkpoint that covers less.
+    committed: Lsn,
+    next: BTreeMap<u64, SeqNum>,
+    epoch: u32,
+    pub full: u64,
+    pub freed: u64,
+}
+
+impl World {
+    pub fn new(seed: u64, options: Options) -> Self {
+        // The limit is the store's to keep, not the medium's.
+        let media = SimMedia::new(options.limit_bytes + (1 << 20));
+        let (store, recovered) = open(&media, options).unwrap();
+        Expected::default().matches(&recovered).unwrap();
+        Self {
+            media,
+            options,
+            store,
+            writes: Vec::new(),
+            fenced: 0,
+            under_way: None,
+            draw: SplitMix(seed),
+            seq: 0,
+            lsn: Lsn(0),
+            committed: Lsn(0),
+            next: BTreeMap::new(),
+            epoch: 1,
+            full: 0,
+            freed: 0,
+        }
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.draw.draw() % n
+    }
+
+    fn did(&mut self, result: Result<(), StoreError>, write: Write) -> Result<bool, String> {
+        match result {
+            Ok(()) => {
+                self.writes.push(write);
+                Ok(true)
+            }
+            Err(StoreError::Full { .. }) => {
+                self.full += 1;
+                Ok(false)
+            }
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn put(&mut self, body: Body) -> Result<bool, String> {
+        let entry = Entry { lsn: self.lsn.next(), epoch: Epoch(self.epoch), body };
+        let result = self.store.append(&entry);
+        let done = self.did(result, Write::Entry(entry))?;
+        if done {
+            self.lsn = self.lsn.next();
+        }
+        Ok(done)
+    }
+
+    fn staged(&self) -> Vec<Staged> {
+        let expected = Expected::after(&self.writes);
+        expected.staged.into_iter().filter(|staged| !expected.dropped.contains(&staged.token)).collect()
+    }
+
+    pub fn stage(&mut self, max_bytes: u64) -> Result<bool, String> {
+        let color = 1 + self.below(3);
+        let count = if self.below(4) == 0 { 1 + self.below(6) } else { 1 };
+        let mut records = Vec::new();
+        for _ in 0..count {
+            let len = if self.below(6) == 0 { 0 } else { self.below(max_bytes) };
+            let payload: Vec<u8> = (0..len).map(|_| self.draw.draw() as u8).collect();
+            let tags = (0..self.below(3)).map(|i| Tag::new(vec![i as u8; 1 + i as usize]).unwrap()).collect();
+            records.push(Record::with_tags(payload, tags).unwrap());
+        }
+        self.seq += 1;
+        let append = Append::new(token(self.seq), Color(color), None, records).unwrap();
+        let result = self.store.stage(&append);
+        self.did(result, Write::Staged(append))
+    }
+
+    pub fn assign(&mut self) -> Result<(), String> {
+        let mut staged = self.staged();
+        let mut assigns = Vec::new();
+        let mut next = self.next.clone();
+        for _ in 0..1 + self.below(4) {
+            if staged.is_empty() {
+                break;
+            }
+            let place = self.below(staged.len() as u64) as usize;
+            // Mostly the oldest, so that runs of seqs come about.
+            let place = if self.below(3) == 0 { place } else { 0 };
+            let Staged { token, color, records, .. } = staged.remove(place);
+            let epoch = self.epoch;
+            let first = *next.entry(color.0).or_insert(SeqNum::first_of(Epoch(epoch)));
+            next.insert(color.0, first.plus(records).unwrap());
+            push_assign(&mut assigns, Assign::one(token, color, first, records));
+        }
+        if !assigns.is_empty() && self.put(Body::Assign(assigns))? {
+            self.next = next;
+        }
+        Ok(())
+    }
+
+    pub fn hole(&mut self) -> Result<(), String> {
+        let color = 1 + self.below(3);
+        let first = *self.next.entry(color).or_insert(SeqNum::first_of(Epoch(self.epoch)));
+        let count = 1 + self.below(100) as u32;
+        if self.put(Body::Hole { color: Color(color), first, count })? {
+            self.next.insert(color, first.plus(count).unwrap());
+        }
+        Ok(())
+    }
+
+    pub fn new_epoch(&mut self) -> Result<(), String> {
+        self.epoch += 1;
+        let next = Epoch(self.epoch);
+        for (color, end) in self.next.clone() {
+            if self.put(Body::EpochEnd { color: Color(color), end, next })? {
+                self.next.insert(color, SeqNum::first_of(next));
+            }
+        }
+        Ok(())
+    }
+
+    pub fn trim(&mut self, color: u64, share: u64) -> Result<(), String> {
+        let expected = Expected::after(&self.writes);
+        let numbers: Vec<SeqNum> = expected.records.keys().filter(|(c, _)| c.0 == color).map(|(_, n)| *n).collect();
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        let upto = numbers[((numbers.len() as u64 - 1) * share / 100) as usize];
+        if self.put(Body::Trim { color: Color(color), upto })? {
+            self.committed = self.lsn;
+            self.store.trim(Color(color), upto);
+        }
+        Ok(())
+    }
+
+    pub fn drop_one(&mut self) -> Result<(), String> {
+        let staged = self.staged();
+        if staged.is_empty() {
+            return Ok(());
+        }
+        let Staged { token, .. } = staged[self.below(staged.len() as u64) as usize];
+        if self.put(Body::CloseSession(SessionId { epoch: Epoch(1), lsn: Lsn(token.seq) }))? {
+            self.committed = self.lsn;
+            self.store.drop_staged(&[token]);
+        }
+        Ok(())
+    }
+
+    pub fn seal(&mut self) -> Result<(), String> {
+        let n = self.below(1000) as u32;
+        let incarnation = Incarnation { position: Position(0), epoch: Epoch(n), uuid: Uuid::from_u128(n.into()) };
+        let result = self.store.seal(incarnation);
+        self.did(result, Write::Seal(incarnation)).map(|_| ())
+    }
+
+    pub fn checkpoint(&mut self) -> Result<(), String> {
+        // Where nothing above it was taken as committed, any place from there on will do.
+        let upto = Lsn(self.committed.0 + self.below(self.lsn.0 - self.committed.0 + 1));
+        let len = if self.below(4) == 0 { self.options.segment_bytes } else { 200 };
+        let state: Vec<u8> = (0..self.below(len)).map(|_| self.draw.draw() as u8).collect();
+        let used = self.store.usage().segments;
+        let result = self.store.checkpoint(upto, &state);
+        if self.did(result, Write::Checkpoint(upto, state))? {
+            self.committed = upto;
+            self.fence()?;
+            self.freed += u64::from(self.store.usage().segments < used);
+        }
+        Ok(())
+    }
+
+    pub fn fence(&mut self) -> Result<(), String> {
+        self.look();
+        if self.under_way.is_none() {
+            let fence = self.store.fence().map_err(|error| error.to_string())?;
+            self.under_way = Some((fence, self.writes.len()));
+            self.look();
+        }
+        Ok(())
+    }
+
+    pub fn finish_fence(&mut self) {
+        self.media.finish_fence();
+        self.look();
+    }
+
+    fn look(&mut self) {
+        if let Some((fence, count)) = self.under_way {
+            if self.store.fenced().unwrap() >= fence {
+                self.fenced = count;
+                self.under_way = None;
+            }
+        }
+    }
+
+    /// The machine loses power and comes back.
+    pub fn crash(&mut self, fences: Fences) -> Result<(), String> {
+        let seed = self.draw.draw();
+        self.reopen(self.media.crash(seed), fences)
+    }
+
+    /// The process dies, the machine goes on.
+    pub fn restart(&mut self, fences: Fences) -> Result<(), String> {
+        self.fenced = self.writes.len();
+        self.reopen(self.media.copy(), fences)
+    }
+
+    fn reopen(&mut self, media: SimMedia, fences: Fences) -> Result<(), String> {
+        media.set_fences(fences);
+        let (store, recovered) = open(&media, self.options).map_err(|error| error.to_string())?;
+        let mut why = String::new();
+        let prefix = (self.fenced..=self.writes.len()).rev().find(|len| {
+            let matched = Expected::after(&self.writes[..*len]).matches(&recovered);
+            matched.map_err(|error| why = error).is_ok()
+        });
+        let Some(prefix) = prefix else {
+            return Err(format!(
+                "no prefix of {} to {} writes is there; the shortest: {why}",
+                self.fenced,
+                self.writes.len()
+            ));
+        };
+        self.writes.truncate(prefix);
+        self.fenced = prefix;
+        self.under_way = None;
+        self.media = media;
+        self.store = store;
+        // The model goes on from what is there.
+        let expected = Expected::after(&self.writes);
+        self.lsn = recovered.entries.last().map_or(expected.checkpoint.as_ref().map_or(Lsn(0), |c| c.0), |e| e.lsn);
+        self.committed = self.lsn;
+        self.epoch += 1;
+        self.next.clear();
+        // Before the replica has told the trim points again, old numbers may be there, but not wrong ones.
+        self.check(&expected, true)?;
+        for (color, upto) in &expected.trims {
+            self.store.trim(*color, *upto);
+        }
+        self.store.drop_staged(&expected.dropped);
+        self.check_now()
+    }
+
+    pub fn check_now(&self) -> Result<(), String> {
+        self.check(&Expected::after(&self.writes), false)
+    }
+
+    fn check(&self, expected: &Expected, trimmed_may_be_there: bool) -> Result<(), String> {
+        let mut count = 0;
+        for color in 1..=3 {
+            let found = read_all(&self.store, color);
+            count += found.len() as u64;
+            let numbers: BTreeSet<SeqNum> = found.iter().map(|(number, _)| *number).collect();
+            if !found.is_sorted_by(|a, b| a.0 < b.0) {
+                return Err("numbers are not in order".to_owned());
+            }
+            for (number, record) in &found {
+                if expected.records.get(&(Color(color), *number)) != Some(record) {
+                    return Err(format!("{color}/{number} is {record:?}"));
+                }
+                if !trimmed_may_be_there && expected.trimmed(Color(color), *number) {
+                    return Err(format!("{color}/{number} is trimmed and there"));
+                }
+            }
+            for (c, number) in expected.records.keys() {
+                if c.0 == color && !expected.trimmed(*c, *number) && !numbers.contains(number) {
+                    return Err(format!("{color}/{number} is lost"));
+                }
+            }
+        }
+        if self.store.usage().records != count {
+            return Err(format!("{} records are counted, {count} are there", self.store.usage().records));
+        }
+        for staged in self.staged() {
+            match self.store.read_staged(staged.token).map_err(|error| error.to_string())? {
+                Some(append) if append.digest() == staged.digest => {}
+                other => return Err(format!("{} is {other:?}", staged.token)),
+            }
+        }
+        Ok(())
+    }
+
+    /// One step of a random walk.
+    pub fn step(&mut self, what: u64) -> Result<(), String> {
+        let fences = if self.below(2) == 0 { Fences::AtOnce } else { Fences::WhenTold };
+        match what {
+            0..=29 => self.stage(300).map(|_| ()),
+            30..=54 => self.assign(),
+            55..=57 => self.hole(),
+            58 => self.new_epoch(),
+            59..=63 => {
+                let (color, share) = (1 + self.below(3), 50 + self.below(51));
+                self.trim(color, share)
+            }
+            64..=65 => self.drop_one(),
+            66 => self.seal(),
+            67 => self.checkpoint(),
+            68..=72 if self.store.checkpoint_wanted() => self.checkpoint(),
+            68..=85 => self.fence(),
+            86..=95 => {
+                self.finish_fence();
+                Ok(())
+            }
+            96..=97 => self.check_now(),
+            98 => self.crash(fences),
+            _ => self.restart(fences),
+        }
+    }
+}

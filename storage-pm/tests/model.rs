@@ -1,0 +1,67 @@
+//! Random walks of the store beside its model, with crashes that lose any part of what was not fenced.
+
+mod common;
+
+use common::{World, options};
+use flexlog_storage_pm::device::{Fences, SplitMix};
+use proptest::prelude::*;
+
+fn walk(seed: u64, segments: u64, fences: Fences, steps: &[u64]) -> Result<World, String> {
+    let mut world = World::new(seed, options(4096, segments));
+    world.media.set_fences(fences);
+    for (at, step) in steps.iter().enumerate() {
+        world.step(*step).map_err(|error| format!("step {at} ({step}): {error}"))?;
+    }
+    world.crash(Fences::AtOnce)?;
+    Ok(world)
+}
+
+proptest! {
+    #[test]
+    fn a_crash_leaves_a_prefix_with_all_that_was_fenced(
+        seed: u64, segments in 4u64..24, late: bool, steps in proptest::collection::vec(0u64..100, 1..250),
+    ) {
+        let fences = if late { Fences::WhenTold } else { Fences::AtOnce };
+        if let Err(error) = walk(seed, segments, fences, &steps) {
+            prop_assert!(false, "{}", error);
+        }
+    }
+}
+
+/// The walks are worth something only if they get to the places that matter.
+#[test]
+fn the_walks_fill_the_area_and_free_segments() {
+    let (mut full, mut freed) = (0, 0);
+    for seed in 0..20 {
+        let mut draw = SplitMix(seed);
+        let steps: Vec<u64> = (0..400).map(|_| draw.draw() % 100).collect();
+        let world = walk(seed, 8, Fences::AtOnce, &steps).unwrap();
+        full += world.full;
+        freed += world.freed;
+    }
+    assert!(full > 10 && freed > 10, "{full} times full, {freed} times freed");
+}
+
+/// The checker notices a medium whose fences do nothing.
+#[test]
+fn a_lying_medium_is_found_out() {
+    let found = (0..50).filter(|seed| {
+        let mut world = World::new(*seed, options(4096, 16));
+        world.media.set_fences(Fences::Lying);
+        for _ in 0..5 {
+            world.stage(300).unwrap();
+            world.assign().unwrap();
+        }
+        world.fence().unwrap();
+        world.crash(Fences::AtOnce).is_err()
+    });
+    assert!(found.count() > 25);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bytes() {
+    let mut draw = SplitMix(5);
+    let steps: Vec<u64> = (0..300).map(|_| draw.draw() % 100).collect();
+    let bytes = || walk(9, 16, Fences::WhenTold, &steps).unwrap().media.bytes();
+    assert!(bytes() == bytes());
+}
