@@ -9,6 +9,7 @@ mod read;
 mod status;
 mod up;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::ExitCode;
@@ -91,7 +92,13 @@ fn number(text: &str) -> Result<SeqNum, String> {
 /// Runs the command that the process was started with.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    main_with(std::env::args_os())
+}
+
+/// Runs a command given as its words, the program's name first.
+#[must_use]
+pub fn main_with(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> ExitCode {
+    let cli = Cli::parse_from(words);
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return complain(&format!("cannot start: {error}")),

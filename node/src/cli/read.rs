@@ -16,7 +16,7 @@ pub(crate) struct ReadArgs {
     /// The color.
     color: String,
     /// The number of one record, epoch.counter.
-    #[arg(value_parser = number, required_unless_present = "from", conflicts_with_all = ["from", "to", "limit"])]
+    #[arg(value_parser = number, allow_negative_numbers = true, required_unless_present = "from", conflicts_with_all = ["from", "to", "limit"])]
     number: Option<SeqNum>,
     /// Print every record from this number on.
     #[arg(long, value_name = "N", value_parser = number)]

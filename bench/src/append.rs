@@ -1,0 +1,297 @@
+//! `append`: the way of a record from a client over a real socket into a three-replica cluster in another process, and
+//! back as a number.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use flexlog_client::{Client, Log, Record};
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::Outcome;
+use crate::echo::{Echo, Kind};
+use crate::measure::{self, Latencies, Spread};
+use crate::servers::Process;
+
+/// Arguments of `bench append`.
+#[derive(Args)]
+pub(crate) struct AppendArgs {
+    /// Bytes of a record where one is outstanding.
+    #[arg(long, default_value_t = 1024)]
+    size: usize,
+    /// Counted runs, each with appends and baselines in turn.
+    #[arg(long, default_value_t = 5)]
+    runs: usize,
+    /// Where the folder on tmpfs is made.
+    #[arg(long, default_value = "/dev/shm")]
+    tmpfs: String,
+    /// Where the folder on a disk is made.
+    #[arg(long, default_value = "target")]
+    disk: String,
+    /// Leave out the part on disk.
+    #[arg(long)]
+    no_disk: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Rounds of one slice: appends and baselines take turns that are this long.
+const SLICE: usize = 500;
+/// Slices of one run on tmpfs and on disk.
+const SLICES: [usize; 2] = [20, 4];
+/// Pipelined records of one run, and their bytes.
+const PIPELINED: usize = 1_000_000;
+const PIPELINED_BYTES: usize = 100;
+/// How long an idle server is watched.
+const IDLE: Duration = Duration::from_secs(5);
+/// What the store writes around a staged record and for its assignment, about: for the fdatasync baseline.
+const OVERHEAD: usize = 128;
+
+/// One run with one append outstanding, in microseconds.
+#[derive(Clone, Copy)]
+struct Run {
+    p50: f64,
+    p99: f64,
+    echo: f64,
+    /// Two rounds of three parallel fdatasyncs.
+    syncs: f64,
+}
+
+impl Run {
+    fn ratio(&self) -> f64 {
+        self.p50 / (self.echo + self.syncs)
+    }
+}
+
+pub(crate) fn run(args: &AppendArgs) -> Outcome<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let tmpfs = tempfile::Builder::new().prefix("flexlog-bench-").tempdir_in(&args.tmpfs)?;
+    let (memory, pipelined, idle) = on_tmpfs(args, &runtime, &tmpfs)?;
+    let disk = match args.no_disk {
+        true => None,
+        false => Some(on_disk(args, &runtime)?),
+    };
+    report(args, &memory, &pipelined, idle, disk.as_deref());
+    Ok(())
+}
+
+fn on_tmpfs(
+    args: &AppendArgs,
+    runtime: &tokio::runtime::Runtime,
+    folder: &TempDir,
+) -> Outcome<(Vec<Run>, Vec<f64>, f64)> {
+    let server = Process::cluster(folder.path())?;
+    let log = runtime.block_on(connect(&server))?;
+    let mut echo = fastest_echo(args.size)?;
+    let mut runs = Vec::new();
+    for counted in 0..=args.runs {
+        let run = one_outstanding(args.size, SLICES[0], runtime, &log, &mut echo, None)?;
+        // The first run warms everything up.
+        if counted > 0 {
+            runs.push(run);
+        }
+    }
+    let mut pipelined = Vec::new();
+    for counted in 0..=args.runs {
+        let per_s = runtime.block_on(pipeline(&log))?;
+        if counted > 0 {
+            pipelined.push(per_s);
+        }
+    }
+    let (before, start) = (server.cpu_time()?, Instant::now());
+    std::thread::sleep(IDLE);
+    let idle = (server.cpu_time()? - before).as_secs_f64() / start.elapsed().as_secs_f64() * 100.0;
+    Ok((runs, pipelined, idle))
+}
+
+fn on_disk(args: &AppendArgs, runtime: &tokio::runtime::Runtime) -> Outcome<Vec<Run>> {
+    std::fs::create_dir_all(&args.disk)?;
+    let folder = tempfile::Builder::new().prefix("flexlog-bench-").tempdir_in(&args.disk)?;
+    let server = Process::cluster(&folder.path().join("data"))?;
+    let log = runtime.block_on(connect(&server))?;
+    let mut echo = fastest_echo(args.size)?;
+    let mut syncs = Syncs::start(folder.path(), args.size + OVERHEAD)?;
+    let mut runs = Vec::new();
+    for counted in 0..=args.runs {
+        let run = one_outstanding(args.size, SLICES[1], runtime, &log, &mut echo, Some(&mut syncs))?;
+        if counted > 0 {
+            runs.push(run);
+        }
+    }
+    Ok(runs)
+}
+
+async fn connect(server: &Process) -> Outcome<Log> {
+    Ok(Client::connect(&server.address).await?.color("bench").await?)
+}
+
+/// The faster of a blocking echo and one on tokio, as measured now.
+fn fastest_echo(size: usize) -> Outcome<Echo> {
+    let mut echoes = Vec::new();
+    for kind in [Kind::Blocking, Kind::Tokio] {
+        let mut echo = Echo::start(kind, size)?;
+        echo.measure(SLICE, &mut Latencies::new())?;
+        let mut latencies = Latencies::new();
+        echo.measure(4 * SLICE, &mut latencies)?;
+        echoes.push((latencies.quantile(0.5), echo));
+    }
+    echoes.sort_by(|a, b| a.0.total_cmp(&b.0));
+    Ok(echoes.swap_remove(0).1)
+}
+
+fn one_outstanding(
+    size: usize,
+    slices: usize,
+    runtime: &tokio::runtime::Runtime,
+    log: &Log,
+    echo: &mut Echo,
+    mut syncs: Option<&mut Syncs>,
+) -> Outcome<Run> {
+    let (mut appends, mut echoes, mut rounds) = (Latencies::new(), Latencies::new(), Latencies::new());
+    let payload = vec![b'x'; size];
+    for _ in 0..slices {
+        runtime.block_on(async {
+            for _ in 0..SLICE {
+                let start = Instant::now();
+                log.append(&payload[..]).await?;
+                appends.add(start.elapsed());
+            }
+            Outcome::Ok(())
+        })?;
+        echo.measure(SLICE, &mut echoes)?;
+        if let Some(syncs) = &mut syncs {
+            for _ in 0..SLICE {
+                rounds.time(|| syncs.round().and_then(|()| syncs.round()))?;
+            }
+        }
+    }
+    Ok(Run {
+        p50: appends.quantile(0.5),
+        p99: appends.quantile(0.99),
+        echo: echoes.quantile(0.5),
+        syncs: if syncs.is_some() { rounds.quantile(0.5) } else { 0.0 },
+    })
+}
+
+/// Records per second with as many appends in flight as the client's window allows.
+async fn pipeline(log: &Log) -> Outcome<f64> {
+    let payload = vec![b'x'; PIPELINED_BYTES];
+    let start = Instant::now();
+    let mut pending = std::collections::VecDeque::new();
+    for _ in 0..PIPELINED {
+        if pending.len() == flexlog_protocol::limits::TOKEN_WINDOW as usize {
+            if let Some(oldest) = pending.pop_front() {
+                wait(oldest).await?;
+            }
+        }
+        pending.push_back(log.submit(Record::new(payload.clone())?).await?);
+    }
+    for one in pending {
+        wait(one).await?;
+    }
+    Ok(PIPELINED as f64 / start.elapsed().as_secs_f64())
+}
+
+async fn wait(pending: flexlog_client::Pending) -> Outcome<()> {
+    pending.await?;
+    Ok(())
+}
+
+/// Three files, each with a thread that writes to it and calls fdatasync, as a store on a disk does.
+struct Syncs {
+    starts: Vec<mpsc::Sender<()>>,
+    done: mpsc::Receiver<std::io::Result<()>>,
+}
+
+impl Syncs {
+    fn start(folder: &Path, size: usize) -> Outcome<Self> {
+        let (told, done) = mpsc::channel();
+        let mut starts = Vec::new();
+        for i in 0..3 {
+            let file =
+                File::options().create(true).truncate(true).write(true).open(folder.join(format!("sync-{i}")))?;
+            // As the store does: space is allocated ahead of the writes.
+            let segment = flexlog_protocol::limits::SEGMENT_BYTES;
+            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, 4 * segment)?;
+            file.sync_all()?;
+            let (start, started) = mpsc::channel::<()>();
+            let told = told.clone();
+            starts.push(start);
+            std::thread::spawn(move || {
+                let bytes = vec![7; size];
+                let mut at = 0;
+                while started.recv().is_ok() {
+                    let result =
+                        file.write_all_at(&bytes, at % (4 * segment - size as u64)).and_then(|()| file.sync_data());
+                    at += size as u64;
+                    if told.send(result).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        Ok(Self { starts, done })
+    }
+
+    fn round(&mut self) -> Outcome<()> {
+        for start in &self.starts {
+            start.send(())?;
+        }
+        for _ in &self.starts {
+            self.done.recv()??;
+        }
+        Ok(())
+    }
+}
+
+fn report(args: &AppendArgs, memory: &[Run], pipelined: &[f64], idle: f64, disk: Option<&[Run]>) {
+    let figure = |runs: &[Run], of: fn(&Run) -> f64| Spread::of(runs.iter().map(of));
+    let pipelined = Spread::of(pipelined.iter().copied());
+    if args.json {
+        let mut object = json!({
+            "size": args.size,
+            "p50_us": figure(memory, |run| run.p50).median,
+            "p99_us": figure(memory, |run| run.p99).median,
+            "tcp_echo_p50_us": figure(memory, |run| run.echo).median,
+            "ratio": figure(memory, Run::ratio).median,
+            "pipelined_per_s": pipelined.median,
+            "pipelined_size": PIPELINED_BYTES,
+            "idle_cpu_percent": idle,
+            "runs": memory.len(),
+        });
+        if let Some(disk) = disk {
+            object["disk"] = json!({
+                "p50_us": figure(disk, |run| run.p50).median,
+                "p99_us": figure(disk, |run| run.p99).median,
+                "tcp_echo_p50_us": figure(disk, |run| run.echo).median,
+                "two_fdatasync_rounds_p50_us": figure(disk, |run| run.syncs).median,
+                "ratio": figure(disk, Run::ratio).median,
+            });
+        }
+        return measure::json(&object);
+    }
+    let spread = |s: Spread, digits: usize| format!("{:.digits$} ({:.digits$}–{:.digits$})", s.median, s.min, s.max);
+    let mut rows = Vec::new();
+    for (on, runs) in [("tmpfs", Some(memory)), ("disk", disk)] {
+        let Some(runs) = runs else { continue };
+        rows.push(vec![
+            format!("{} B on {on}, one outstanding", args.size),
+            spread(figure(runs, |run| run.p50), 1),
+            spread(figure(runs, |run| run.p99), 1),
+            spread(figure(runs, |run| run.echo), 1),
+            spread(figure(runs, |run| run.syncs), 1),
+            spread(figure(runs, Run::ratio), 2),
+        ]);
+    }
+    measure::table(&["append", "p50 µs", "p99 µs", "TCP echo p50 µs", "2 × 3 fdatasync p50 µs", "p50 / limit"], &rows);
+    let rate = spread(Spread { min: pipelined.min / 1e3, median: pipelined.median / 1e3, max: pipelined.max / 1e3 }, 0);
+    measure::table(
+        &["pipelined", "thousand records/s", "idle server, % of a core"],
+        &[vec![format!("{PIPELINED_BYTES} B on tmpfs, 4096 in flight"), rate, format!("{idle:.2}")]],
+    );
+}
