@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use crate::Outcome;
 use crate::echo::{Echo, Kind};
 use crate::measure::{self, Latencies, Spread};
-use crate::servers::Process;
+use crate::servers::{self, Process};
 
 /// Arguments of `bench append`.
 #[derive(Args)]
@@ -52,6 +52,39 @@ const IDLE: Duration = Duration::from_secs(5);
 /// What the store writes around a staged record and for its assignment, about: for the fdatasync baseline.
 const OVERHEAD: usize = 128;
 
+/// Where client and servers run, appends and baselines alike.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Placement {
+    /// The client on one processor, the server on another: as between two machines, each wakes the other's.
+    TwoCores,
+    /// Both on the same processor: nobody is woken from idle.
+    OneCore,
+    /// Wherever the scheduler likes, which changes from run to run.
+    Anywhere,
+}
+
+impl Placement {
+    fn name(self) -> &'static str {
+        match self {
+            Self::TwoCores => "two cores",
+            Self::OneCore => "one core",
+            Self::Anywhere => "unpinned",
+        }
+    }
+
+    /// Puts this thread and those servers in their places.
+    fn apply(self, servers: &[&Process]) -> Outcome<()> {
+        let all = servers::processors_at_start()?;
+        let (client, server) = match (self, &all[..]) {
+            (Self::TwoCores, [first, second, ..]) => (vec![*first], vec![*second]),
+            (Self::OneCore, [first, ..]) => (vec![*first], vec![*first]),
+            _ => (all.clone(), all.clone()),
+        };
+        servers::bind(&client)?;
+        servers.iter().try_for_each(|process| process.bind(&server))
+    }
+}
+
 /// One run with one append outstanding, in microseconds.
 #[derive(Clone, Copy)]
 struct Run {
@@ -84,17 +117,22 @@ fn on_tmpfs(
     args: &AppendArgs,
     runtime: &tokio::runtime::Runtime,
     folder: &TempDir,
-) -> Outcome<(Vec<Run>, Vec<f64>, f64)> {
+) -> Outcome<(Vec<(Placement, Vec<Run>)>, Vec<f64>, f64)> {
     let server = Process::cluster(folder.path())?;
     let log = runtime.block_on(connect(&server))?;
-    let mut echo = fastest_echo(args.size)?;
-    let mut runs = Vec::new();
-    for counted in 0..=args.runs {
-        let run = one_outstanding(args.size, SLICES[0], runtime, &log, &mut echo, None)?;
-        // The first run warms everything up.
-        if counted > 0 {
-            runs.push(run);
+    let mut by_placement = Vec::new();
+    for placement in [Placement::TwoCores, Placement::OneCore, Placement::Anywhere] {
+        let mut echo = fastest_echo(args.size, placement)?;
+        placement.apply(&[&server, &echo.server])?;
+        let mut runs = Vec::new();
+        for counted in 0..=args.runs {
+            let run = one_outstanding(args.size, SLICES[0], runtime, &log, &mut echo, None)?;
+            // The first run warms everything up.
+            if counted > 0 {
+                runs.push(run);
+            }
         }
+        by_placement.push((placement, runs));
     }
     let mut pipelined = Vec::new();
     for counted in 0..=args.runs {
@@ -106,7 +144,7 @@ fn on_tmpfs(
     let (before, start) = (server.cpu_time()?, Instant::now());
     std::thread::sleep(IDLE);
     let idle = (server.cpu_time()? - before).as_secs_f64() / start.elapsed().as_secs_f64() * 100.0;
-    Ok((runs, pipelined, idle))
+    Ok((by_placement, pipelined, idle))
 }
 
 fn on_disk(args: &AppendArgs, runtime: &tokio::runtime::Runtime) -> Outcome<Vec<Run>> {
@@ -114,7 +152,7 @@ fn on_disk(args: &AppendArgs, runtime: &tokio::runtime::Runtime) -> Outcome<Vec<
     let folder = tempfile::Builder::new().prefix("flexlog-bench-").tempdir_in(&args.disk)?;
     let server = Process::cluster(&folder.path().join("data"))?;
     let log = runtime.block_on(connect(&server))?;
-    let mut echo = fastest_echo(args.size)?;
+    let mut echo = fastest_echo(args.size, Placement::Anywhere)?;
     let mut syncs = Syncs::start(folder.path(), args.size + OVERHEAD)?;
     let mut runs = Vec::new();
     for counted in 0..=args.runs {
@@ -131,10 +169,11 @@ async fn connect(server: &Process) -> Outcome<Log> {
 }
 
 /// The faster of a blocking echo and one on tokio, as measured now.
-fn fastest_echo(size: usize) -> Outcome<Echo> {
+fn fastest_echo(size: usize, placement: Placement) -> Outcome<Echo> {
     let mut echoes = Vec::new();
     for kind in [Kind::Blocking, Kind::Tokio] {
         let mut echo = Echo::start(kind, size)?;
+        placement.apply(&[&echo.server])?;
         echo.measure(SLICE, &mut Latencies::new())?;
         let mut latencies = Latencies::new();
         echo.measure(4 * SLICE, &mut latencies)?;
@@ -249,38 +288,41 @@ impl Syncs {
     }
 }
 
-fn report(args: &AppendArgs, memory: &[Run], pipelined: &[f64], idle: f64, disk: Option<&[Run]>) {
+fn report(args: &AppendArgs, memory: &[(Placement, Vec<Run>)], pipelined: &[f64], idle: f64, disk: Option<&[Run]>) {
     let figure = |runs: &[Run], of: fn(&Run) -> f64| Spread::of(runs.iter().map(of));
     let pipelined = Spread::of(pipelined.iter().copied());
     if args.json {
-        let mut object = json!({
-            "size": args.size,
-            "p50_us": figure(memory, |run| run.p50).median,
-            "p99_us": figure(memory, |run| run.p99).median,
-            "tcp_echo_p50_us": figure(memory, |run| run.echo).median,
-            "ratio": figure(memory, Run::ratio).median,
-            "pipelined_per_s": pipelined.median,
-            "pipelined_size": PIPELINED_BYTES,
-            "idle_cpu_percent": idle,
-            "runs": memory.len(),
-        });
+        let figures = |runs: &[Run]| {
+            json!({
+                "p50_us": figure(runs, |run| run.p50).median,
+                "p99_us": figure(runs, |run| run.p99).median,
+                "tcp_echo_p50_us": figure(runs, |run| run.echo).median,
+                "two_fdatasync_rounds_p50_us": figure(runs, |run| run.syncs).median,
+                "ratio": figure(runs, Run::ratio).median,
+            })
+        };
+        // What is asked for first stands at the top: client and server on a core each.
+        let mut object = memory.first().map(|(_, runs)| figures(runs)).unwrap_or_default();
+        object["size"] = args.size.into();
+        object["runs"] = args.runs.into();
+        object["pipelined_per_s"] = pipelined.median.into();
+        object["pipelined_size"] = PIPELINED_BYTES.into();
+        object["idle_cpu_percent"] = idle.into();
+        for (placement, runs) in memory {
+            object[placement.name()] = figures(runs);
+        }
         if let Some(disk) = disk {
-            object["disk"] = json!({
-                "p50_us": figure(disk, |run| run.p50).median,
-                "p99_us": figure(disk, |run| run.p99).median,
-                "tcp_echo_p50_us": figure(disk, |run| run.echo).median,
-                "two_fdatasync_rounds_p50_us": figure(disk, |run| run.syncs).median,
-                "ratio": figure(disk, Run::ratio).median,
-            });
+            object["disk"] = figures(disk);
         }
         return measure::json(&object);
     }
     let spread = |s: Spread, digits: usize| format!("{:.digits$} ({:.digits$}–{:.digits$})", s.median, s.min, s.max);
     let mut rows = Vec::new();
-    for (on, runs) in [("tmpfs", Some(memory)), ("disk", disk)] {
-        let Some(runs) = runs else { continue };
+    let on_tmpfs = memory.iter().map(|(placement, runs)| (format!("tmpfs, {}", placement.name()), &runs[..]));
+    let on_disk = disk.map(|runs| ("disk, unpinned".to_owned(), runs));
+    for (place, runs) in on_tmpfs.chain(on_disk) {
         rows.push(vec![
-            format!("{} B on {on}, one outstanding", args.size),
+            format!("{} B, {place}", args.size),
             spread(figure(runs, |run| run.p50), 1),
             spread(figure(runs, |run| run.p99), 1),
             spread(figure(runs, |run| run.echo), 1),
@@ -288,7 +330,10 @@ fn report(args: &AppendArgs, memory: &[Run], pipelined: &[f64], idle: f64, disk:
             spread(figure(runs, Run::ratio), 2),
         ]);
     }
-    measure::table(&["append", "p50 µs", "p99 µs", "TCP echo p50 µs", "2 × 3 fdatasync p50 µs", "p50 / limit"], &rows);
+    measure::table(
+        &["append, one outstanding", "p50 µs", "p99 µs", "TCP echo p50 µs", "2 × 3 fdatasync p50 µs", "p50 / limit"],
+        &rows,
+    );
     let rate = spread(Spread { min: pipelined.min / 1e3, median: pipelined.median / 1e3, max: pipelined.max / 1e3 }, 0);
     measure::table(
         &["pipelined", "thousand records/s", "idle server, % of a core"],

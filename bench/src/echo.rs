@@ -67,8 +67,7 @@ pub(crate) fn serve(args: &EchoArgs) -> Outcome<()> {
 
 /// A client of an echo server in another process.
 pub(crate) struct Echo {
-    _server: Process,
-    kind: Kind,
+    pub(crate) server: Process,
     bytes: Vec<u8>,
     blocking: Option<TcpStream>,
     tokio: Option<(tokio::runtime::Runtime, tokio::net::TcpStream)>,
@@ -90,11 +89,7 @@ impl Echo {
                 tokio = Some((runtime, stream));
             }
         }
-        Ok(Self { _server: server, kind, bytes, blocking, tokio })
-    }
-
-    pub(crate) fn name(&self) -> &'static str {
-        self.kind.name()
+        Ok(Self { server, bytes, blocking, tokio })
     }
 
     /// Adds `rounds` round trips to `to`.

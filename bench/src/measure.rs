@@ -27,8 +27,11 @@ pub(crate) struct Latencies(Histogram<u64>);
 
 impl Latencies {
     pub(crate) fn new() -> Self {
-        // One minute at most, three digits: the bounds that this constructor can refuse are far away.
-        Self(Histogram::new(3).unwrap_or_else(|_| unreachable!("three digits are allowed")))
+        // From a nanosecond to a minute, three digits: the bounds that this constructor can refuse are far away.
+        Self(
+            Histogram::new_with_bounds(1, 60_000_000_000, 3)
+                .unwrap_or_else(|_| unreachable!("these bounds are allowed")),
+        )
     }
 
     pub(crate) fn add(&mut self, time: Duration) {

@@ -3,7 +3,10 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::Duration;
+
+use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
 use crate::Outcome;
 
@@ -11,6 +14,20 @@ use crate::Outcome;
 pub(crate) struct Process {
     child: Child,
     pub(crate) address: String,
+}
+
+/// The processors that this program was started on, whatever it was bound to since.
+pub(crate) fn processors_at_start() -> Outcome<Vec<usize>> {
+    static FIRST: OnceLock<Vec<usize>> = OnceLock::new();
+    let allowed = sched_getaffinity(None)?;
+    Ok(FIRST.get_or_init(|| (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect()).clone())
+}
+
+/// Binds the calling thread, and those that it starts, to some processors.
+pub(crate) fn bind(cpus: &[usize]) -> Outcome<()> {
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(*cpu));
+    Ok(sched_setaffinity(None, &set)?)
 }
 
 /// Says that a server serves.
@@ -21,7 +38,7 @@ pub(crate) fn ready(address: &str) {
 }
 
 impl Process {
-    /// Starts this program with `args`.
+    /// Starts this program with `args`. It runs where the calling thread may run.
     pub(crate) fn start(args: &[&str]) -> Outcome<Self> {
         let mut child = Command::new(std::env::current_exe()?).args(args).stdout(Stdio::piped()).spawn()?;
         let mut line = String::new();
@@ -40,6 +57,17 @@ impl Process {
     pub(crate) fn cluster(folder: &Path) -> Outcome<Self> {
         let folder = folder.to_str().ok_or("the folder's name is not UTF-8")?;
         Self::start(&["flexlog", "up", "--listen", "127.0.0.1:0", "--dir", folder])
+    }
+
+    /// Binds the process's threads to some processors.
+    pub(crate) fn bind(&self, cpus: &[usize]) -> Outcome<()> {
+        let mut set = CpuSet::new();
+        cpus.iter().for_each(|cpu| set.set(*cpu));
+        for task in std::fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
+            let id: i32 = task?.file_name().to_string_lossy().parse()?;
+            sched_setaffinity(Pid::from_raw(id), &set)?;
+        }
+        Ok(())
     }
 
     /// Bytes of memory that belong to the process alone.

@@ -3,7 +3,8 @@
 //! [`Core`] is told what the user wants, what the node answered, when a connection came and went, and what time it is;
 //! it says what to send ([`Core::take_requests`]), what is finished ([`Core::take_outcomes`]), and when it wants to be
 //! called again ([`Core::next_deadline`]). It relies on its caller to send what it gave out in that order over the
-//! connection in force, and to tell it of the end of that connection before anything of the next. In return every
+//! connection in force, and to tell it of the end of that connection before anything of the next; and on members to
+//! refuse each sending of an append at most once (numbers may be told as often as they like). In return every
 //! append, call and subscription that went in comes out exactly once with an outcome, an append that is reported done
 //! has the number that all members of a view agree on, and an append is never put under a second token while the first
 //! may still count.

@@ -172,11 +172,16 @@ impl Engine {
         members.chain(self.leaf.as_ref().and_then(Leaf::next_deadline)).min()
     }
 
-    /// Works until nothing is left to do but to wait for fences, deadlines and clients.
-    pub fn run(&mut self, now: Time) {
+    /// Works until there are answers to send, or nothing is left to do but to wait for fences, deadlines and clients.
+    ///
+    /// Returns whether there is more to do at once: whoever has waited for an answer need not wait for that too.
+    pub fn run(&mut self, now: Time) -> bool {
         loop {
             while let Some(message) = self.queue.pop_front() {
                 self.dispatch(now, message);
+            }
+            if !self.answers.is_empty() {
+                return true;
             }
             if let Some(leaf) = &mut self.leaf {
                 leaf.flush(&mut self.leaf_out);
@@ -189,7 +194,7 @@ impl Engine {
                 self.want_checkpoints();
             }
             if self.queue.is_empty() {
-                return;
+                return false;
             }
         }
     }

@@ -63,6 +63,8 @@ pub(crate) struct Server {
     next_color: Cell<u64>,
     next_connection: Cell<u64>,
     outboxes: RefCell<FxHashMap<ConnId, Rc<Outbox>>>,
+    /// The engine has more to do, once the answers that it has are on their way.
+    unfinished: Notify,
     /// The deadline that the timer waits for.
     armed: Cell<Option<Time>>,
     rearm: Notify,
@@ -98,6 +100,7 @@ impl Server {
             next_color: Cell::new(parts.next_color.0),
             next_connection: Cell::new(0),
             outboxes: RefCell::default(),
+            unfinished: Notify::new(),
             armed: Cell::new(None),
             rearm: Notify::new(),
             state: watch::Sender::new(State::Starting),
@@ -105,6 +108,7 @@ impl Server {
         });
         spawn_local(Rc::clone(&server).keep_time());
         spawn_local(Rc::clone(&server).follow_fences(parts.fenced));
+        spawn_local(Rc::clone(&server).finish());
         server
     }
 
@@ -147,7 +151,9 @@ impl Server {
     /// Runs the engine, and hands out what came of it.
     fn run(self: &Rc<Self>) {
         let mut engine = self.engine.borrow_mut();
-        engine.run(self.now());
+        if engine.run(self.now()) {
+            self.unfinished.notify_one();
+        }
         let outboxes = self.outboxes.borrow();
         for (conn, mut answers) in engine.take_answers() {
             // A client that is gone hears no answer.
@@ -206,6 +212,13 @@ impl Server {
         loop {
             fenced.notified().await;
             self.engine.borrow_mut().fenced();
+            self.run();
+        }
+    }
+
+    async fn finish(self: Rc<Self>) {
+        loop {
+            self.unfinished.notified().await;
             self.run();
         }
     }

@@ -1,1 +1,81 @@
 //! The whole cluster under a seeded scheduler, on devices that lose what was not fenced.
+//!
+//! [`run`] runs one seed: the cores that production runs, over simulated media, with every message, fence, tick and crash
+//! an event of its own in an order drawn from the seed; then without faults, until everything is at rest. On the way and
+//! at the end the invariants are checked, each in a file of its own. The same seed is the same run, to the last event:
+//! [`Report::trace`] says so.
+//!
+//! It relies on the cores having no clock, chance, or threads of their own. Faults are only those that the cluster must
+//! survive, so every violation is a defect; [`Bug`] plants some on purpose, to see that they are found.
+//!
+//! All members are always part of the view, and no two sides of the network are cut off from each other for good: views
+//! and partitions come with view changes.
+
+mod bug;
+mod client;
+mod finale;
+mod history;
+mod invariants;
+mod ledger;
+mod machine;
+mod net;
+mod readers;
+mod route;
+mod schedule;
+mod world;
+
+pub use bug::Bug;
+pub use invariants::{Invariant, Violation};
+pub use schedule::Chooser;
+
+use world::World;
+
+/// What is the same for all runs of a series.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Members of the shard.
+    pub members: usize,
+    /// Events before the faults end.
+    pub events: u64,
+    /// Whether there are faults.
+    pub faults: bool,
+    /// Keeps the last events in words, and hashes all of them: slower.
+    pub record: bool,
+    /// A planted fault.
+    pub bug: Option<Bug>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { members: 3, events: 3000, faults: true, record: false, bug: None }
+    }
+}
+
+/// How a run went.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Report {
+    /// A hash over everything that was drawn and done.
+    pub trace: u64,
+    /// Events.
+    pub events: u64,
+    /// Crashes of some or all processes.
+    pub crashes: u64,
+    /// Appends that were acknowledged.
+    pub acknowledged: u64,
+    /// Entries that were committed.
+    pub committed: u64,
+    /// Older images that were put in the place of a store, and refused.
+    pub refused_images: u64,
+    /// What was broken; the run ended there.
+    pub violation: Option<Violation>,
+    /// The last events in words, where they are recorded.
+    pub last_events: Vec<String>,
+}
+
+/// Runs one seed.
+#[must_use]
+pub fn run(seed: u64, config: Config) -> Report {
+    let mut world = World::new(seed, config);
+    let violation = world.run().err();
+    world.report(violation)
+}

@@ -239,6 +239,19 @@ pub(crate) fn decode_append(body: Bytes) -> Option<Append> {
     (from == body.len() && append.digest() == meta.staged.digest).then_some(append)
 }
 
+/// Bytes of the body of a shard-log entry.
+#[inline]
+pub(crate) fn entry_len(entry: &Entry) -> usize {
+    LOG_META
+        + match &entry.body {
+            Body::Assign(assigns) => ASSIGN * assigns.len(),
+            Body::Hole { .. } | Body::EpochEnd { .. } => 20,
+            Body::NewView(view) => 4 + 4 * view.members.len(),
+            Body::OpenSession { .. } | Body::Trim { .. } => 16,
+            Body::CloseSession(_) => 12,
+        }
+}
+
 /// Appends the body of a shard-log entry.
 pub(crate) fn put_entry(into: &mut Vec<u8>, entry: &Entry) {
     let variant: u32 = match &entry.body {

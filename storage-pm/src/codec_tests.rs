@@ -61,6 +61,7 @@ fn shard_log_entries_have_these_bytes() {
         let mut bytes = Vec::new();
         put_entry(&mut bytes, &entry);
         assert_eq!(hex(&bytes), expected, "{entry:?}");
+        assert_eq!(bytes.len(), entry_len(&entry));
         assert_eq!(decode_entry(&bytes), Some(entry));
     }
 }

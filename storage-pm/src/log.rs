@@ -18,6 +18,11 @@ pub(crate) const FIRST_ENTRY: usize = padded(ENTRY_HEADER + CONTINUE);
 /// By how much the limit of generations is raised at a time.
 pub(crate) const GENERATIONS: u32 = 256;
 
+/// The buffer is handed to the device when it has more than this.
+const BUFFERED: usize = 4096;
+/// The area grows by this part of a segment at a time.
+const STEPS: u32 = 64;
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Log<D> {
@@ -43,8 +48,12 @@ pub(crate) struct Log<D> {
     failed: Option<(io::ErrorKind, String)>,
     /// The medium refused to give more; asked again when there is need.
     medium_full: bool,
-    /// The start of an entry is put together here.
-    scratch: Vec<u8>,
+    /// Entries that the device was not given yet, all that stand between `buffered_at` and `next`. Two writes that share
+    /// a line would have the second wait for the first, so small entries go along with what follows them.
+    buffer: Vec<u8>,
+    buffered_at: u64,
+    /// Where in the buffer the entry begins that is being put together.
+    begun: usize,
 }
 
 /// Where the log goes on after recovery.
@@ -93,12 +102,15 @@ impl<D: Device> Log<D> {
             raising: None,
             failed: None,
             medium_full: false,
-            scratch: Vec::new(),
+            buffer: Vec::new(),
+            buffered_at: 0,
+            begun: 0,
         };
         match resume.head {
             Some(head) => {
                 log.head = head;
                 log.base = HEAD_BYTES + head as u64 * superblock.segment_bytes;
+                log.buffered_at = log.next_at();
             }
             None => {
                 if log.segments.free() == 0 && log.segments.len() >= log.max_segments {
@@ -163,20 +175,6 @@ impl<D: Device> Log<D> {
         let slot = self.slot_of(at);
         let offset = at - HEAD_BYTES - slot as u64 * self.segment_bytes();
         Place::new(self.segments.get(slot).generation, offset as u32)
-    }
-
-    /// Lends out the scratch buffer, with room for a header at its start.
-    #[inline]
-    pub(crate) fn take_scratch(&mut self) -> Vec<u8> {
-        let mut scratch = std::mem::take(&mut self.scratch);
-        scratch.clear();
-        scratch.extend_from_slice(&[0; ENTRY_HEADER]);
-        scratch
-    }
-
-    #[inline]
-    pub(crate) fn give_scratch(&mut self, scratch: Vec<u8>) {
-        self.scratch = scratch;
     }
 
     #[inline]
@@ -261,21 +259,44 @@ impl<D: Device> Log<D> {
         Ok(self.segments.free() >= count)
     }
 
+    /// Has the area grow by about as much as the last `len` bytes took, where the next segment needs it to keep `keep`
+    /// free. Allocating a whole segment at once would make one append wait for milliseconds.
+    #[inline]
+    pub(crate) fn grow_ahead(&mut self, len: usize, keep: usize) {
+        let step = (self.segment_bytes / STEPS).max(4096);
+        let steps = self.next.offset / step - self.next.offset.saturating_sub(padded(len) as u32) / step;
+        if steps > 0 && self.segments.free() <= keep && self.segments.len() < self.max_segments {
+            self.grow_by(u64::from(steps) * u64::from(step));
+        }
+    }
+
+    #[cold]
+    fn grow_by(&mut self, bytes: u64) {
+        let segments = self.segments.len() + 1;
+        let whole = HEAD_BYTES + segments as u64 * self.segment_bytes();
+        let len = (self.device.len() + bytes).min(whole);
+        match self.device.grow(len) {
+            Ok(()) if len == whole => self.segments.grow(segments),
+            Ok(()) => {}
+            // What is wrong is told to the one who needs the segment.
+            Err(error) => self.medium_full |= is_full(&error),
+        }
+    }
+
     /// Goes on in a free segment.
     fn roll(&mut self) -> Result<(), StoreError> {
         if self.segments.free() == 0 && !self.want_free(1)? {
             return Err(self.full());
         }
         let generation = self.generation()?;
+        self.flush()?;
         let Some(slot) = self.segments.take(generation) else { return Err(self.full()) };
         let before = std::mem::replace(&mut self.next, Place::new(generation, 0));
         self.head = slot;
         self.base = HEAD_BYTES + slot as u64 * self.segment_bytes();
-        let mut entry = self.take_scratch();
-        Continue { slot: slot as u32, before }.put(&mut entry);
-        let result = self.put_small(Kind::Continue, &mut entry);
-        self.give_scratch(entry);
-        result.map(|_| ())
+        self.buffered_at = self.base;
+        Continue { slot: slot as u32, before }.put(self.begin());
+        self.finish(Kind::Continue)
     }
 
     /// A generation that was never used, below the durable limit.
@@ -307,43 +328,88 @@ impl<D: Device> Log<D> {
         Ok(self.next_generation - 1)
     }
 
-    /// Puts an entry that is whole in `entry`, behind the room for its header. There is room for it.
-    pub(crate) fn put_small(&mut self, kind: Kind, entry: &mut [u8]) -> Result<u64, StoreError> {
-        let len = entry.len();
-        self.seal_head(kind, entry, len, len);
-        let pad = self.pad(len);
-        self.put(&[entry, pad], len)
+    /// Begins an entry that there is room for: its body, or the first part of it, goes behind what is in the buffer.
+    #[inline]
+    pub(crate) fn begin(&mut self) -> &mut Vec<u8> {
+        self.begun = self.buffer.len();
+        self.buffer.extend_from_slice(&[0; ENTRY_HEADER]);
+        &mut self.buffer
     }
 
-    /// Fills in the header at the start of `head` for an entry of `len` bytes whose checksum covers `covered` of them.
+    /// Bytes of the entry that was begun.
     #[inline]
-    pub(crate) fn seal_head(&self, kind: Kind, head: &mut [u8], covered: usize, len: usize) {
+    pub(crate) fn begun(&self) -> usize {
+        self.buffer.len() - self.begun
+    }
+
+    /// Ends an entry that is in the buffer as a whole.
+    #[inline]
+    pub(crate) fn finish(&mut self, kind: Kind) -> Result<(), StoreError> {
+        let len = self.begun();
+        self.seal(kind, len, len);
+        self.buffer.resize(self.begun + padded(len), 0);
+        self.advance(len);
+        if self.buffer.len() > BUFFERED { self.flush() } else { Ok(()) }
+    }
+
+    /// Ends an entry of `len` bytes whose checksum covers the first `covered`, and whose last part is `rest`. Returns the
+    /// byte of the area that it begins at.
+    #[inline]
+    pub(crate) fn finish_with(
+        &mut self,
+        kind: Kind,
+        covered: usize,
+        len: usize,
+        rest: &[&[u8]],
+    ) -> Result<u64, StoreError> {
+        let at = self.next_at();
+        self.seal(kind, covered, len);
+        self.advance(len);
+        self.hand_over(rest)?;
+        Ok(at)
+    }
+
+    #[inline]
+    fn seal(&mut self, kind: Kind, covered: usize, len: usize) {
         let body_len = (len - ENTRY_HEADER) as u32;
+        let head = &mut self.buffer[self.begun..];
         layout::finish_head(head, kind, body_len, self.next, self.fenced, self.seed, covered);
     }
 
-    /// What to put behind an entry of `len` bytes, so that the write ends with a line.
     #[inline]
-    pub(crate) fn pad(&self, len: usize) -> &'static [u8] {
-        let end = self.next.offset as usize + len;
-        &ZEROS[..end.next_multiple_of(LINE) - end]
-    }
-
-    /// Puts an entry of `len` bytes, given with its padding. Returns the byte of the area that it begins at.
-    #[inline]
-    pub(crate) fn put(&mut self, parts: &[&[u8]], len: usize) -> Result<u64, StoreError> {
-        let at = self.next_at();
-        if let Err(error) = self.device.write(at, parts) {
-            return Err(self.fail(&error));
-        }
+    fn advance(&mut self, len: usize) {
         self.next.offset += padded(len) as u32;
         self.segments.get_mut(self.head).end = self.next.offset;
-        Ok(at)
+    }
+
+    /// Gives the device what is in the buffer.
+    #[inline]
+    fn flush(&mut self) -> Result<(), StoreError> {
+        if self.buffer.is_empty() { Ok(()) } else { self.hand_over(&[]) }
+    }
+
+    /// Gives the device what is in the buffer, `rest`, and zeros up to the next line, so that no write has to load the rest
+    /// of a line. The next write begins within the zeros.
+    #[inline]
+    fn hand_over(&mut self, rest: &[&[u8]]) -> Result<(), StoreError> {
+        let end = self.buffered_at + (self.buffer.len() + rest.iter().map(|part| part.len()).sum::<usize>()) as u64;
+        let pad = &ZEROS[..(end.next_multiple_of(LINE as u64) - end) as usize];
+        let written = if let [one] = rest {
+            self.device.write(self.buffered_at, &[&self.buffer, one, pad])
+        } else {
+            let own = self.buffer.as_slice();
+            let parts: Vec<&[u8]> = [own].into_iter().chain(rest.iter().copied()).chain([pad]).collect();
+            self.device.write(self.buffered_at, &parts)
+        };
+        self.buffer.clear();
+        self.buffered_at = self.next_at();
+        written.map_err(|error| self.fail(&error))
     }
 
     #[inline]
     pub(crate) fn fence(&mut self) -> Result<FenceId, StoreError> {
         self.check()?;
+        self.flush()?;
         let started = self.device.fence().and_then(|fence| Ok((fence, self.device.fenced()?)));
         match started {
             Ok((fence, done)) => {

@@ -16,13 +16,14 @@ use std::path::{Path, PathBuf};
 
 use flexlog_protocol::media::{Device, LogStore, Recovered, StoreError, StoreIdentity};
 use flexlog_protocol::peer::Staged;
-use flexlog_protocol::{Body, ClusterId, Color, Entry, Incarnation, Lsn, ReplicaId, SeqNum, StoreId, Token, limits};
+use flexlog_protocol::{Body, ClusterId, Entry, Incarnation, Lsn, ReplicaId, StoreId, Token, limits};
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::fs::{FlockOperation, flock};
 use uuid::Uuid;
 
-use crate::codec::{self, Checkpoint, StagedMeta};
+use crate::codec::{self, StagedMeta};
 use crate::device::{AnyDevice, DeviceKind, FileDevice, Mapping, MmapDevice, device_for};
+use crate::index::Index;
 use crate::layout::{HEAD_BYTES, Kind, Place};
 use crate::log::{FIRST_ENTRY, GENERATIONS, Log, Resume, is_full};
 use crate::recover::{Found, Problem, Reader};
@@ -51,7 +52,7 @@ pub struct Options {
     pub segment_bytes: u64,
     /// Bytes that the area may grow to.
     pub limit_bytes: u64,
-    /// Fault in all memory when it is allocated; for measurements.
+    /// Allocate all that the limit allows at once, and fault in all memory when it is allocated; for measurements.
     pub prefault: bool,
 }
 
@@ -251,9 +252,12 @@ impl Closed<AnyDevice> {
                 let mapping = Mapping { limit: options.limit_bytes, prefault: options.prefault };
                 MmapDevice::open(&path, mapping).map(AnyDevice::Mmap)
             }
-            DeviceKind::File => FileDevice::open(&path).map(AnyDevice::File),
+            DeviceKind::File => FileDevice::open(&path, options.limit_bytes).map(AnyDevice::File),
         };
-        let device = device.map_err(|source| not_writable(&path, source))?;
+        let mut device = device.map_err(|source| not_writable(&path, source))?;
+        if options.prefault {
+            device.grow(options.limit_bytes).map_err(|source| not_writable(&path, source))?;
+        }
         if kind == DeviceKind::File {
             // The file's own bytes are the device's business, its name is the folder's.
             File::open(folder).and_then(|folder| folder.sync_all()).map_err(io_error)?;
@@ -428,7 +432,10 @@ impl<D: Device> Advanced<D> {
     ///
     /// # Errors
     /// `Corrupt`, `Io`, and those of the store's first writes.
-    pub fn finish(self) -> Result<(Store<D>, Recovered), OpenError> {
+    pub fn finish(mut self) -> Result<(Store<D>, Recovered), OpenError> {
+        // Both copies shall say it, so that damage to one of them is no harm.
+        self.closed.superblock.sequence += 1;
+        self.closed.write()?;
         let Closed { device, what, superblock, limit_bytes, lock } = self.closed;
         let named = |problem: Problem| match problem {
             Problem::Corrupt(offset) => OpenError::Corrupt { what: what.clone(), offset },
@@ -436,120 +443,121 @@ impl<D: Device> Advanced<D> {
         };
         let reader = Reader::new(&device, &superblock);
         let found = reader.find().map_err(named)?;
+        if found.generation >= self.generation {
+            // The superblock that counts is not the last that was written.
+            return Err(named(Problem::Corrupt(0)));
+        }
         let replayed = Replayed::of(&reader, &found).map_err(named)?;
-        let mut segments = Segments::new();
-        segments.grow(reader.slots());
-        for (slot, end) in &found.chain {
-            segments.adopt(*slot, *end);
-        }
-        for (slot, lsn) in &replayed.lsns {
-            segments.get_mut(*slot).lsn = *lsn;
-        }
         let (head, end) = found.chain.last().map_or((None, Place::default()), |(slot, end)| (Some(*slot), *end));
         let resume =
             Resume { end, head: head.filter(|_| found.clean), fenced: found.fenced, next_generation: self.generation };
+        let Replayed { segments, index, staged, entries, fence } = replayed;
         let log = Log::resume(device, segments, what, superblock, limit_bytes, resume)?;
-        let checkpoint_bytes = found.checkpoint.as_ref().map_or(0, |(_, checkpoint)| checkpoint.state.len());
-        let mut store = Store::new(log, checkpoint_bytes);
+        let checkpoint = found.checkpoint.map(|(_, checkpoint)| (checkpoint.upto, checkpoint.state));
+        let mut staged: Vec<_> = staged.into_values().collect();
+        staged.sort_unstable_by_key(|(place, ..)| *place);
+        let waiting = staged.iter().map(|(_, at, staged)| (staged.token, *at)).collect();
+        let checkpoint_bytes = checkpoint.as_ref().map_or(0, |(_, state)| state.len());
+        let mut store = Store::new(log, index, waiting, fence, checkpoint_bytes);
         store.lock = lock;
-        let recovered = replayed.fill(&mut store, found.checkpoint);
+        // Allocated now, so that the first append does not wait for it. Where that fails, staging says so.
+        store.allocate()?;
         // What was read may be in a cache only, where the machine outlived the process: nobody hears of it before it is
         // durable.
-        let fence = store.fence()?;
-        store.wait(fence)?;
-        Ok((store, recovered))
+        let now = store.fence()?;
+        store.wait(now)?;
+        let staged = staged.into_iter().map(|(_, _, staged)| staged).collect();
+        Ok((store, Recovered { fence, checkpoint, entries, staged }))
     }
 }
 
 /// What the entries of the log say.
-#[derive(Default)]
 struct Replayed {
-    /// What was staged, as it is in the log.
+    segments: Segments,
+    index: Index,
+    /// What is staged and has no number.
     staged: FxHashMap<Token, (Place, StagedAt, Staged)>,
-    /// The tokens that were numbered: color, what was staged, first number, slot of the entry.
-    numbered: Vec<(StagedAt, Color, SeqNum, usize)>,
-    lsns: FxHashMap<usize, Lsn>,
+    /// Those above the checkpoint.
     entries: Vec<Entry>,
     fence: Option<Incarnation>,
 }
 
 impl Replayed {
     fn of<D: Device>(reader: &Reader<'_, D>, found: &Found) -> Result<Self, Problem> {
-        let mut replayed = Self::default();
-        let (name, upto, kept) = match &found.checkpoint {
-            Some((name, checkpoint)) => {
-                replayed.fence = checkpoint.fence;
-                (*name, checkpoint.upto, checkpoint.staged.iter().copied().collect::<FxHashSet<_>>())
-            }
-            None => (Place::default(), Lsn(0), FxHashSet::default()),
+        let mut segments = Segments::new();
+        segments.grow(reader.slots());
+        for (slot, end) in &found.chain {
+            segments.adopt(*slot, *end);
+        }
+        let (name, checkpoint) = match &found.checkpoint {
+            Some((name, checkpoint)) => (*name, Some(checkpoint)),
+            None => (Place::default(), None),
         };
-        let mut next = found.checkpoint.as_ref().map(|_| upto.next());
+        let mut replayed = Self {
+            segments,
+            index: Index::default(),
+            staged: FxHashMap::default(),
+            entries: Vec::new(),
+            fence: checkpoint.and_then(|checkpoint| checkpoint.fence),
+        };
         for (slot, end) in &found.chain {
             reader.replay(*slot, *end, |place, at, header, body| {
-                match header.kind {
-                    Kind::Staged => {
-                        let meta = StagedMeta::decode(body).ok_or(Problem::Corrupt(at))?;
-                        let Staged { token, color, records, .. } = meta.staged;
-                        let staged = StagedAt { entry: at, color, records };
-                        replayed.staged.insert(token, (place, staged, meta.staged));
+                let read = match header.kind {
+                    Kind::Staged => replayed.stage(place, at, body),
+                    Kind::Entry => replayed.entry(*slot, body, checkpoint.map(|checkpoint| checkpoint.upto), reader),
+                    Kind::Fence if place > name => {
+                        replayed.fence = codec::decode_fence(body);
+                        replayed.fence.map(|_| ())
                     }
-                    Kind::Entry => {
-                        let entry = codec::decode_entry(body).ok_or(Problem::Corrupt(at))?;
-                        let highest = replayed.lsns.entry(*slot).or_default();
-                        *highest = (*highest).max(entry.lsn);
-                        replayed.number(&entry, *slot);
-                        if entry.lsn > upto {
-                            if next.is_some_and(|next| next != entry.lsn) {
-                                return Err(Problem::Corrupt(at));
-                            }
-                            next = Some(entry.lsn.next());
-                            replayed.entries.push(entry);
-                        }
-                    }
-                    Kind::Fence if place > name || found.checkpoint.is_none() => {
-                        replayed.fence = Some(codec::decode_fence(body).ok_or(Problem::Corrupt(at))?);
-                    }
-                    Kind::Fence | Kind::Part | Kind::Continue => {}
-                }
-                Ok(())
+                    // What an older fence said is in the checkpoint.
+                    Kind::Fence | Kind::Part | Kind::Continue => Some(()),
+                };
+                read.ok_or(Problem::Corrupt(at))
             })?;
         }
         // What was staged before the checkpoint and is not in its list was numbered or dropped, and what says so may be
         // gone with its segment.
+        let kept: FxHashSet<Place> =
+            checkpoint.into_iter().flat_map(|checkpoint| &checkpoint.staged).copied().collect();
         replayed.staged.retain(|_, (place, ..)| *place > name || kept.contains(place));
+        for (_, at, _) in replayed.staged.values() {
+            replayed.segments.get_mut(reader.slot_of(at.entry)).staged += 1;
+        }
         Ok(replayed)
     }
 
-    fn number(&mut self, entry: &Entry, slot: usize) {
-        let Body::Assign(assigns) = &entry.body else { return };
-        for assign in assigns {
-            for (token, first) in assign.each() {
-                // Where the record is gone its number was trimmed.
-                if let Some((_, staged, _)) = self.staged.remove(&token) {
-                    self.numbered.push((staged, assign.color, first, slot));
+    fn stage(&mut self, place: Place, at: u64, body: &[u8]) -> Option<()> {
+        let staged = StagedMeta::decode(body)?.staged;
+        let waits = StagedAt { entry: at, color: staged.color, records: staged.records };
+        self.staged.insert(staged.token, (place, waits, staged));
+        Some(())
+    }
+
+    fn entry<D: Device>(&mut self, by: usize, body: &[u8], upto: Option<Lsn>, reader: &Reader<'_, D>) -> Option<()> {
+        let entry = codec::decode_entry(body)?;
+        let segment = self.segments.get_mut(by);
+        segment.lsn = segment.lsn.max(entry.lsn);
+        if let Body::Assign(assigns) = &entry.body {
+            for assign in assigns {
+                for (token, first) in assign.each() {
+                    // Where the record is gone its number was trimmed.
+                    if let Some((_, staged, _)) = self.staged.remove(&token) {
+                        self.index.insert(assign.color, first, staged.records, staged.entry);
+                        let last = staged.last(first);
+                        self.segments.get_mut(reader.slot_of(staged.entry)).high.raise(assign.color, last);
+                        self.segments.get_mut(by).high.raise(assign.color, last);
+                    }
                 }
             }
         }
-    }
-
-    fn fill<D: Device>(self, store: &mut Store<D>, checkpoint: Option<(Place, Checkpoint)>) -> Recovered {
-        for (staged, color, first, by) in self.numbered {
-            let slot = store.log.slot_of(staged.entry);
-            store.log.segments.get_mut(slot).staged += 1;
-            store.number(color, staged, first, by);
+        if upto.is_none_or(|upto| entry.lsn > upto) {
+            let last = self.entries.last().map(|last| last.lsn).or(upto);
+            if last.is_some_and(|last| last.next() != entry.lsn) {
+                return None;
+            }
+            self.entries.push(entry);
         }
-        let mut staged: Vec<_> = self.staged.into_iter().collect();
-        staged.sort_unstable_by_key(|(_, (place, ..))| *place);
-        for (token, (_, staged, _)) in &staged {
-            store.note_staged(*token, *staged);
-        }
-        store.fence = self.fence;
-        Recovered {
-            fence: self.fence,
-            checkpoint: checkpoint.map(|(_, checkpoint)| (checkpoint.upto, checkpoint.state)),
-            entries: self.entries,
-            staged: staged.into_iter().map(|(_, (_, _, staged))| staged).collect(),
-        }
+        Some(())
     }
 }
 

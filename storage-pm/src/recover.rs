@@ -46,6 +46,8 @@ pub(crate) struct Found {
     pub(crate) clean: bool,
     /// Below this all was durable, as far as anything says.
     pub(crate) fenced: Place,
+    /// The highest generation that was seen.
+    pub(crate) generation: u32,
 }
 
 /// A part of a checkpoint.
@@ -90,6 +92,11 @@ impl<'a, D: Device> Reader<'a, D> {
     /// The byte of the area.
     pub(crate) fn byte(&self, slot: usize, offset: u32) -> u64 {
         HEAD_BYTES + slot as u64 * self.segment_bytes + u64::from(offset)
+    }
+
+    /// The segment that a byte of the area is in.
+    pub(crate) fn slot_of(&self, at: u64) -> usize {
+        ((at - HEAD_BYTES) / self.segment_bytes) as usize
     }
 
     /// The bytes of a segment.
@@ -178,6 +185,8 @@ impl<'a, D: Device> Reader<'a, D> {
 struct Facts {
     /// Below this all was durable.
     fenced: Place,
+    /// The highest generation that was seen.
+    generation: u32,
     /// Where generations were seen whose segment has no good first entry.
     headless: BTreeMap<u32, u64>,
 }
@@ -185,6 +194,7 @@ struct Facts {
 impl Facts {
     fn note(&mut self, header: &Header) {
         self.fenced = self.fenced.max(header.fenced);
+        self.generation = self.generation.max(header.generation);
     }
 
     /// Looks for entries at any multiple of 8 from `from` on. Returns whether there is none, not even a damaged one.
@@ -246,7 +256,13 @@ impl<D: Device> Search<'_, D> {
             if self.facts.fenced > start {
                 return Ok(Attempt::Bad(start));
             }
-            return Ok(Attempt::Found(Found { chain: Vec::new(), checkpoint: None, clean: false, fenced: start }));
+            return Ok(Attempt::Found(Found {
+                chain: Vec::new(),
+                checkpoint: None,
+                clean: false,
+                fenced: start,
+                generation: self.facts.generation,
+            }));
         };
         let mut end = Place::new(head, scan.good);
         let cut = end >= upper;
@@ -289,7 +305,8 @@ impl<D: Device> Search<'_, D> {
             }
         }
         let clean = scan.clean && !cut;
-        Ok(Attempt::Found(Found { chain: slots, checkpoint, clean, fenced: self.facts.fenced }))
+        let Facts { fenced, generation, .. } = self.facts;
+        Ok(Attempt::Found(Found { chain: slots, checkpoint, clean, fenced, generation }))
     }
 
     /// The first entry of a segment that is not good, before the segment's end.

@@ -40,6 +40,14 @@ pub(crate) struct StagedAt {
     pub(crate) records: u32,
 }
 
+impl StagedAt {
+    /// The last of its numbers, if `first` is the first.
+    #[inline]
+    pub(crate) fn last(&self, first: SeqNum) -> SeqNum {
+        first.plus(self.records - 1).unwrap_or(first)
+    }
+}
+
 /// What happened since the last checkpoint.
 #[derive(Clone, Copy, Debug, Default)]
 struct Since {
@@ -51,11 +59,11 @@ struct Since {
 /// See the module.
 #[derive(Debug)]
 pub struct Store<D> {
-    pub(crate) log: Log<D>,
-    pub(crate) index: Index,
-    pub(crate) staged: FxHashMap<Token, StagedAt>,
+    log: Log<D>,
+    index: Index,
+    staged: FxHashMap<Token, StagedAt>,
     /// The newest `Fence` in the log.
-    pub(crate) fence: Option<Incarnation>,
+    fence: Option<Incarnation>,
     since: Since,
     wanted: bool,
     /// Bytes of the last checkpoint: the next one will be about as long.
@@ -65,17 +73,14 @@ pub struct Store<D> {
 }
 
 impl<D: Device> Store<D> {
-    pub(crate) fn new(log: Log<D>, checkpoint_bytes: usize) -> Self {
-        Self {
-            log,
-            index: Index::default(),
-            staged: FxHashMap::default(),
-            fence: None,
-            since: Since::default(),
-            wanted: false,
-            checkpoint_bytes,
-            lock: None,
-        }
+    pub(crate) fn new(
+        log: Log<D>,
+        index: Index,
+        staged: FxHashMap<Token, StagedAt>,
+        fence: Option<Incarnation>,
+        checkpoint_bytes: usize,
+    ) -> Self {
+        Self { log, index, staged, fence, since: Since::default(), wanted: false, checkpoint_bytes, lock: None }
     }
 
     /// Has `wake` called, from any thread, each time a memory fence is done or failed after it was started.
@@ -104,46 +109,45 @@ impl<D: Device> Store<D> {
         RESERVE + bytes / self.log.segment_bytes() as usize
     }
 
-    /// Puts an entry whose body `fill` appends.
-    fn put_entry(&mut self, kind: Kind, fill: impl FnOnce(&mut Vec<u8>)) -> Result<u64, StoreError> {
-        self.log.check()?;
-        let mut entry = self.log.take_scratch();
-        fill(&mut entry);
-        let head = self.log.head();
-        let put = self.log.make_room_in_reserve(entry.len()).and_then(|()| self.log.put_small(kind, &mut entry));
-        self.log.give_scratch(entry);
-        self.since.segments += u64::from(head != self.log.head());
-        put
+    /// Gets the segments that the first staging will need.
+    pub(crate) fn allocate(&mut self) -> Result<(), StoreError> {
+        self.log.want_free(self.reserve() + 1).map(|_| ())
     }
 
+    /// Puts an entry whose body `fill` appends, `len` bytes of it.
     #[inline]
-    fn assign(&mut self, assign: &Assign, head: usize) {
+    fn put_entry(&mut self, kind: Kind, len: usize, fill: impl FnOnce(&mut Vec<u8>)) -> Result<(), StoreError> {
+        self.log.check()?;
+        let head = self.log.head();
+        self.log.make_room_in_reserve(ENTRY_HEADER + len)?;
+        self.since.segments += u64::from(head != self.log.head());
+        fill(self.log.begin());
+        debug_assert_eq!(self.log.begun(), ENTRY_HEADER + len);
+        self.log.finish(kind)
+    }
+
+    /// An entry in the segment `by` gave staged appends their numbers.
+    #[inline]
+    fn assign(&mut self, assign: &Assign, by: usize) {
         for (token, first) in assign.each() {
             let Some(staged) = self.staged.remove(&token) else {
                 debug_assert!(false, "{token} was given numbers and is not staged");
                 continue;
             };
-            self.number(assign.color, staged, first, head);
-        }
-    }
-
-    /// An `Assign` in the segment `by` gave a staged append its numbers.
-    #[inline]
-    pub(crate) fn number(&mut self, color: Color, staged: StagedAt, first: SeqNum, by: usize) {
-        self.index.insert(color, first, staged.records, staged.entry);
-        let last = first.plus(staged.records - 1).unwrap_or(first);
-        let slot = self.log.slot_of(staged.entry);
-        let segment = self.log.segments.get_mut(slot);
-        segment.staged -= 1;
-        segment.high.raise(color, last);
-        if by != slot {
-            self.log.segments.get_mut(by).high.raise(color, last);
+            self.index.insert(assign.color, first, staged.records, staged.entry);
+            let (slot, last) = (self.log.slot_of(staged.entry), staged.last(first));
+            let segment = self.log.segments.get_mut(slot);
+            segment.staged -= 1;
+            segment.high.raise(assign.color, last);
+            if by != slot {
+                self.log.segments.get_mut(by).high.raise(assign.color, last);
+            }
         }
     }
 
     /// An append that was put at `entry` waits for numbers.
     #[inline]
-    pub(crate) fn note_staged(&mut self, token: Token, staged: StagedAt) {
+    fn note_staged(&mut self, token: Token, staged: StagedAt) {
         let slot = self.log.slot_of(staged.entry);
         if let Some(old) = self.staged.insert(token, staged) {
             debug_assert!(false, "{token} was staged twice");
@@ -245,35 +249,36 @@ impl<D: Device> Store<D> {
         Ok(codec::decode_append(body).filter(|append| append.token() == token))
     }
 
-    /// The one record of an append that has no tags and no condition: the shortest way to the device.
+    /// Puts an append of `len` bytes as an entry, for which there is room.
     #[inline]
-    fn put_plain(&mut self, append: &Append, head: &mut Vec<u8>, len: usize) -> Result<u64, StoreError> {
-        let covered = head.len();
-        let record = &append.records()[0];
-        codec::put_tags(head, record);
-        self.log.seal_head(Kind::Staged, head, covered, len);
-        self.log.put(&[head, record.payload(), self.log.pad(len)], len)
-    }
-
-    fn put_staged(&mut self, append: &Append, head: &mut [u8], len: usize) -> Result<u64, StoreError> {
-        let covered = head.len();
-        self.log.seal_head(Kind::Staged, head, covered, len);
-        let mut tags = Vec::with_capacity(2 * append.records().len());
-        let mut ends = Vec::with_capacity(append.records().len());
-        for record in append.records() {
-            codec::put_tags(&mut tags, record);
-            ends.push(tags.len());
+    fn put_staged(&mut self, append: &Append, len: usize) -> Result<u64, StoreError> {
+        let head = self.log.begin();
+        codec::put_staged_head(head, append);
+        match append.records() {
+            [record] if record.tags().is_empty() => {
+                codec::put_tags(head, record);
+                // The record's first byte is behind what the checksum of the entry covers.
+                let covered = self.log.begun() - 1;
+                self.log.finish_with(Kind::Staged, covered, len, &[record.payload()])
+            }
+            records => {
+                let covered = self.log.begun();
+                let mut tags = Vec::with_capacity(2 * records.len());
+                let mut ends = Vec::with_capacity(records.len());
+                for record in records {
+                    codec::put_tags(&mut tags, record);
+                    ends.push(tags.len());
+                }
+                let mut parts: Vec<&[u8]> = Vec::with_capacity(2 * ends.len());
+                let mut from = 0;
+                for (record, end) in records.iter().zip(ends) {
+                    parts.push(&tags[from..end]);
+                    parts.push(record.payload());
+                    from = end;
+                }
+                self.log.finish_with(Kind::Staged, covered, len, &parts)
+            }
         }
-        let mut parts: Vec<&[u8]> = Vec::with_capacity(2 + 2 * ends.len());
-        parts.push(head);
-        let mut from = 0;
-        for (record, end) in append.records().iter().zip(ends) {
-            parts.push(&tags[from..end]);
-            parts.push(record.payload());
-            from = end;
-        }
-        parts.push(self.log.pad(len));
-        self.log.put(&parts, len)
     }
 }
 
@@ -286,15 +291,8 @@ impl<D: Device> LogStore for Store<D> {
             self.consider();
             return Err(error);
         }
-        let mut head = self.log.take_scratch();
-        codec::put_staged_head(&mut head, append);
-        let put = if append.records().len() == 1 && append.records()[0].tags().is_empty() {
-            self.put_plain(append, &mut head, len)
-        } else {
-            self.put_staged(append, &mut head, len)
-        };
-        self.log.give_scratch(head);
-        let entry = put?;
+        let entry = self.put_staged(append, len)?;
+        self.log.grow_ahead(len, self.reserve());
         self.note_staged(append.token(), StagedAt { entry, color: append.color(), records: append.count() });
         if before != self.log.head() {
             self.since.segments += 1;
@@ -304,7 +302,7 @@ impl<D: Device> LogStore for Store<D> {
     }
 
     fn append(&mut self, entry: &Entry) -> Result<(), StoreError> {
-        self.put_entry(Kind::Entry, |body| codec::put_entry(body, entry))?;
+        self.put_entry(Kind::Entry, codec::entry_len(entry), |body| codec::put_entry(body, entry))?;
         let head = self.log.head();
         let segment = self.log.segments.get_mut(head);
         segment.lsn = segment.lsn.max(entry.lsn);
@@ -321,7 +319,7 @@ impl<D: Device> LogStore for Store<D> {
     }
 
     fn seal(&mut self, incarnation: Incarnation) -> Result<(), StoreError> {
-        self.put_entry(Kind::Fence, |body| codec::put_fence(body, &incarnation))?;
+        self.put_entry(Kind::Fence, codec::FENCE, |body| codec::put_fence(body, &incarnation))?;
         self.fence = Some(incarnation);
         Ok(())
     }
@@ -350,7 +348,7 @@ impl<D: Device> LogStore for Store<D> {
         let parts = bytes.len().div_ceil(piece);
         for (part, piece) in bytes.chunks(piece).enumerate() {
             let meta = PartMeta { name, part: part as u32, parts: parts as u32 };
-            self.put_entry(Kind::Part, |body| {
+            self.put_entry(Kind::Part, PART_META + piece.len(), |body| {
                 meta.put(body);
                 body.extend_from_slice(piece);
             })?;

@@ -1,4 +1,5 @@
 //! Random walks of the store beside its model, with crashes that lose any part of what was not fenced.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
 

@@ -110,6 +110,11 @@ impl<C> Calls<C> {
                 done.push((call.waiter, Err(CallFailure::Deadline(call.not_ready))));
             }
         }
+        let open = &self.open;
+        self.later.retain(|id| open.contains_key(id));
+        if self.later.is_empty() {
+            self.retry_at = None;
+        }
         self.earliest = self.open.values().map(|call| call.deadline).min().unwrap_or(Time(u64::MAX));
     }
 

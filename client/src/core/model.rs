@@ -42,6 +42,10 @@ struct World {
     connected: bool,
     to_node: VecDeque<Request>,
     to_client: VecDeque<Answer>,
+    /// Sent over connections that are gone, and still on the way.
+    late: Vec<Request>,
+    /// Whether the members' areas are full, more or less.
+    full: bool,
     members: Vec<Member>,
     sessions: BTreeMap<Uuid, SessionId>,
     closed: BTreeSet<SessionId>,
@@ -69,6 +73,8 @@ impl World {
             connected: false,
             to_node: VecDeque::new(),
             to_client: VecDeque::new(),
+            late: Vec::new(),
+            full: false,
             members: (0..MEMBERS).map(|_| Member::default()).collect(),
             sessions: BTreeMap::new(),
             closed: BTreeSet::new(),
@@ -123,13 +129,27 @@ impl World {
     }
 
     fn node_takes_one(&mut self) {
-        match self.to_node.pop_front() {
-            Some(Request::OpenSession { id, nonce, .. }) => {
+        if let Some(request) = self.to_node.pop_front() {
+            self.node_takes(request);
+        }
+    }
+
+    /// Something of an earlier connection arrives after all.
+    fn node_takes_late(&mut self, chance: u16) {
+        if !self.late.is_empty() {
+            let request = self.late.remove(chance as usize % self.late.len());
+            self.node_takes(request);
+        }
+    }
+
+    fn node_takes(&mut self, request: Request) {
+        match request {
+            Request::OpenSession { id, nonce, .. } => {
                 let next = SessionId { epoch: Epoch(1), lsn: Lsn(self.sessions.len() as u64 + 1) };
                 let session = *self.sessions.entry(nonce).or_insert(next);
                 self.say(Answer::SessionOpened { id, session });
             }
-            Some(Request::Append(request)) => {
+            Request::Append(request) => {
                 for member in &request.members {
                     let member = &mut self.members[member.0 as usize - 1];
                     member.inbox.extend(request.appends.iter().map(|append| (Arc::clone(append), request.low)));
@@ -157,9 +177,10 @@ impl World {
             self.say(refuse(AppendRefusal::TooOld));
         } else if entry.is_none() && !self.members[which].staged.contains(&token) {
             match chance % 8 {
+                3..=7 if self.full => self.say(refuse(AppendRefusal::Full)),
                 0 => self.say(refuse(AppendRefusal::Full)),
                 1 => self.say(refuse(AppendRefusal::Busy)),
-                2 if chance % 5 == 0 => self.say(refuse(AppendRefusal::StorageFailed)),
+                2 if chance.is_multiple_of(5) => self.say(refuse(AppendRefusal::StorageFailed)),
                 _ => {
                     self.members[which].staged.insert(token);
                     self.appends.insert(token, append);
@@ -246,12 +267,14 @@ impl World {
             self.to_client.clear();
             // What was sent may be lost, or may still come.
             self.to_node.truncate(chance as usize % (self.to_node.len() + 1));
+            self.late.extend(self.to_node.drain(..));
         }
     }
 
     fn client_takes_one(&mut self, repeat: bool) -> Fails {
         if let Some(answer) = self.to_client.pop_front() {
-            if repeat {
+            // A refusal answers one sending, and says nothing of the next: members make each once.
+            if repeat && matches!(answer, Answer::Appended(_)) {
                 self.to_client.push_back(answer.clone());
             }
             self.core.answer(self.now, answer);
@@ -296,11 +319,13 @@ impl World {
                     self.tell(which, chance as usize / 3 % committed, true);
                 }
             }
-            93..=112 => self.client_takes_one(chance % 10 == 0)?,
-            113..=115 => self.disconnect(chance),
-            116..=121 => self.connect(),
+            93..=112 => self.client_takes_one(chance.is_multiple_of(10))?,
+            113..=116 => self.disconnect(chance),
+            117..=121 => self.connect(),
             122..=126 => self.pass(u64::from(chance) * 5)?,
-            _ => self.close_session(chance),
+            127 => self.close_session(chance),
+            128 => self.node_takes_late(chance),
+            _ => self.full = !self.full,
         }
         Ok(())
     }
@@ -312,6 +337,12 @@ impl World {
             self.send()?;
             while !self.to_node.is_empty() {
                 self.node_takes_one();
+            }
+            self.full = false;
+            if round > 1 {
+                while !self.late.is_empty() {
+                    self.node_takes_late(0);
+                }
             }
             for which in 0..MEMBERS {
                 while !self.members[which].inbox.is_empty() {
@@ -369,11 +400,11 @@ fn run(steps: &[(u8, u16)], one_answer_is_enough: bool) -> Fails {
 }
 
 fn steps() -> impl Strategy<Value = Vec<(u8, u16)>> {
-    vec((0_u8..128, any::<u16>()), 0..600)
+    vec((0_u8..131, any::<u16>()), 0..600)
 }
 
 proptest! {
-    #![proptest_config(Config { cases: 400, ..Config::default() })]
+    #![proptest_config(Config { cases: 600, ..Config::default() })]
     #[test]
     fn every_append_comes_out_once_and_as_it_is(steps in steps()) {
         run(&steps, false)?;

@@ -117,15 +117,23 @@ impl Shared {
         Some(state.core.next_deadline().unwrap_or(Time(u64::MAX)))
     }
 
-    /// Time has passed.
-    pub(super) fn tick(&self) {
+    /// Time has passed. Returns whether something that was sent ran out of it.
+    pub(super) fn tick(&self) -> bool {
         let now = self.now();
         let finished = {
             let mut state = self.state.lock();
             state.core.tick(now);
             take(&mut state)
         };
+        let late = finished.appends.iter().any(|(_, outcome)| *outcome == Err(AppendFailure::Deadline))
+            || finished.calls.iter().any(|(_, outcome)| *outcome == Err(CallFailure::Deadline(None)));
         self.hand_out(finished);
+        late
+    }
+
+    /// How long a node may say nothing, while something is asked of it, before its connection counts as broken.
+    pub(super) fn patience(&self) -> Duration {
+        self.settings.deadline.min(self.settings.append_deadline)
     }
 
     /// Takes in what the node said. Returns its last words, if these were they.

@@ -44,6 +44,12 @@ async fn serve(shared: &Shared, connection: ClientConnection) -> Option<String> 
     let Connection { mut sender, mut receiver, peer, .. } = connection;
     let (mut outbox, mut inbox) = (Vec::new(), Vec::new());
     let mut alarm = std::pin::pin!(Alarm::new());
+    let mut heard = Instant::now();
+    // A machine that is gone closes no connection: its silence must do.
+    let silence = |heard: Instant| {
+        let late = shared.tick() && heard.elapsed() >= shared.patience();
+        late.then(|| format!("{peer} has said nothing for {} ms", heard.elapsed().as_millis()))
+    };
     loop {
         let Some(deadline) = shared.collect(&mut outbox) else {
             // What is left to say is a courtesy.
@@ -55,12 +61,12 @@ async fn serve(shared: &Shared, connection: ClientConnection) -> Option<String> 
             tokio::select! {
                 biased;
                 got = receiver.recv(&mut inbox) => match got {
-                    Ok(true) => {}
+                    Ok(true) => heard = Instant::now(),
                     Ok(false) => return Some(format!("{peer} closed the connection")),
                     Err(error) => return Some(error.to_string()),
                 },
                 () = shared.bell.notified() => {}
-                () = alarm.as_mut().rings() => shared.tick(),
+                () = alarm.as_mut().rings() => if let Some(why) = silence(heard) { return Some(why) },
             }
             if !inbox.is_empty()
                 && let Some(last_words) = shared.take_in(&mut inbox)
@@ -80,6 +86,7 @@ async fn serve(shared: &Shared, connection: ClientConnection) -> Option<String> 
                 },
                 got = receiver.recv(&mut inbox) => match got {
                     Ok(true) => {
+                        heard = Instant::now();
                         if let Some(last_words) = shared.take_in(&mut inbox) {
                             return Some(last_words);
                         }
@@ -87,7 +94,7 @@ async fn serve(shared: &Shared, connection: ClientConnection) -> Option<String> 
                     Ok(false) => return Some(format!("{peer} closed the connection")),
                     Err(error) => return Some(error.to_string()),
                 },
-                () = alarm.as_mut().rings() => shared.tick(),
+                () = alarm.as_mut().rings() => if let Some(why) = silence(heard) { return Some(why) },
             }
         }
     }
@@ -118,7 +125,7 @@ async fn idle(shared: &Shared) {
         alarm.as_mut().set(shared, deadline);
         tokio::select! {
             () = shared.bell.notified() => {}
-            () = alarm.as_mut().rings() => shared.tick(),
+            () = alarm.as_mut().rings() => drop(shared.tick()),
         }
     }
 }

@@ -5,7 +5,7 @@ use prost::Message as _;
 
 use super::proto::{self, answer::Kind};
 use super::scan::Fields;
-use super::{Frames, MAX_MEMBERS, MAX_MESSAGES_PER_FRAME, TARGET_FRAME_BYTES, WireError, hello};
+use super::{Frames, MAX_MEMBERS, MAX_MESSAGES_PER_FRAME, TARGET_FRAME_BYTES, WireError, hello, scan};
 use crate::api::{Answer, AppendRefusal, Appended, ColorInfo, Failure, ReplicaStatus, ShardInfo, ShardStatus, Status};
 use crate::entry::Assign;
 use crate::ids::{Color, Epoch, Lsn, ReplicaId, SeqNum, SessionId, ShardId, Token, View, ViewNumber};
@@ -65,7 +65,7 @@ pub fn decode_answers(frame: Bytes) -> Result<Vec<Answer>, WireError> {
 }
 
 pub(super) fn decode_into(frame: Bytes, into: &mut Vec<Answer>) -> Result<(), WireError> {
-    let mut fields = Fields::new(&frame, 0..frame.len());
+    let mut fields = Fields::new(&frame);
     let mut count = 0;
     while let Some((field, value)) = fields.next()? {
         if field == 1 {
@@ -73,7 +73,7 @@ pub(super) fn decode_into(frame: Bytes, into: &mut Vec<Answer>) -> Result<(), Wi
             if count > MAX_MESSAGES_PER_FRAME {
                 return Err(WireError::Malformed("a frame has too many messages"));
             }
-            into.push(from_proto(proto::Answer::decode(frame.slice(value.bytes()?))?)?);
+            into.push(from_proto(proto::Answer::decode(scan::share(&frame, value.bytes()?))?)?);
         }
     }
     Ok(())

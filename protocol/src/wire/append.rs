@@ -1,7 +1,6 @@
 //! Appends on the wire, by hand: they are the bulk of what a node reads, and building the generated types in between
 //! would cost as much as all the rest. The bounds hold while decoding, so a small frame cannot ask for much memory.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -142,9 +141,9 @@ impl Part<'_> {
     }
 }
 
-fn record(frame: &Bytes, range: Range<usize>) -> Result<Record, WireError> {
-    let mut fields = Fields::new(frame, range);
-    let (mut payload, mut tags, mut crc) = (0..0, Vec::new(), 0);
+fn record(frame: &Bytes, message: &[u8]) -> Result<Record, WireError> {
+    let mut fields = Fields::new(message);
+    let (mut payload, mut tags, mut crc): (&[u8], _, _) = (&[], Vec::new(), 0);
     while let Some((field, value)) = fields.next()? {
         match field {
             1 => payload = value.bytes()?,
@@ -161,9 +160,9 @@ fn record(frame: &Bytes, range: Range<usize>) -> Result<Record, WireError> {
     Ok(Record::checked(scan::share(frame, payload), tags, crc)?)
 }
 
-fn condition(frame: &Bytes, range: Range<usize>) -> Result<Condition, WireError> {
-    let mut fields = Fields::new(frame, range);
-    let (mut tag, mut last) = (0..0, None);
+fn condition(frame: &Bytes, message: &[u8]) -> Result<Condition, WireError> {
+    let mut fields = Fields::new(message);
+    let (mut tag, mut last): (&[u8], _) = (&[], None);
     while let Some((field, value)) = fields.next()? {
         match field {
             1 => tag = value.bytes()?,
@@ -174,8 +173,8 @@ fn condition(frame: &Bytes, range: Range<usize>) -> Result<Condition, WireError>
     Ok(Condition { tag: Tag::new(scan::share(frame, tag))?, last })
 }
 
-fn one(frame: &Bytes, range: Range<usize>, shard: ShardId, session: SessionId) -> Result<Append, WireError> {
-    let mut fields = Fields::new(frame, range);
+fn one(frame: &Bytes, message: &[u8], shard: ShardId, session: SessionId) -> Result<Append, WireError> {
+    let mut fields = Fields::new(message);
     let (mut seq, mut color, mut guard) = (0, 0, None);
     let mut records = Vec::new();
     while let Some((field, value)) = fields.next()? {
@@ -202,8 +201,8 @@ fn one(frame: &Bytes, range: Range<usize>, shard: ShardId, session: SessionId) -
     Ok(Append::new(Token { shard, session, seq }, Color(color), guard, records)?)
 }
 
-fn session(frame: &[u8], range: Range<usize>) -> Result<SessionId, WireError> {
-    let mut fields = Fields::new(frame, range);
+fn session(message: &[u8]) -> Result<SessionId, WireError> {
+    let mut fields = Fields::new(message);
     let mut session = SessionId::default();
     while let Some((field, value)) = fields.next()? {
         match field {
@@ -216,18 +215,18 @@ fn session(frame: &[u8], range: Range<usize>) -> Result<SessionId, WireError> {
 }
 
 /// The `Append` message in this part of the frame.
-pub(super) fn decode(frame: &Bytes, range: Range<usize>) -> Result<AppendRequest, WireError> {
+pub(super) fn decode(frame: &Bytes, message: &[u8]) -> Result<AppendRequest, WireError> {
     // The head may come after the appends: protobuf leaves the order of fields to the sender.
-    let mut fields = Fields::new(frame, range.clone());
+    let mut fields = Fields::new(message);
     let (mut shard, mut session_id, mut low) = (ShardId(0), None, 0);
     let (mut members, mut count) = (Vec::new(), 0);
     while let Some((field, value)) = fields.next()? {
         match field {
             1 => shard = ShardId(value.u32()?),
-            2 => session_id = Some(session(frame, value.bytes()?)?),
+            2 => session_id = Some(session(value.bytes()?)?),
             3 => low = value.varint()?,
             4 => match value {
-                scan::Value::Bytes(range) => Fields::packed(frame, range, &mut members)?,
+                scan::Value::Bytes(numbers) => Fields::packed(numbers, &mut members)?,
                 value => members.push(value.varint()?),
             },
             5 => count += 1,
@@ -243,7 +242,7 @@ pub(super) fn decode(frame: &Bytes, range: Range<usize>) -> Result<AppendRequest
     }
     let members = replicas(members)?;
     let mut appends: Vec<Arc<Append>> = Vec::with_capacity(count as usize);
-    let mut fields = Fields::new(frame, range);
+    let mut fields = Fields::new(message);
     while let Some((field, value)) = fields.next()? {
         if field == 5 {
             let append = one(frame, value.bytes()?, shard, session)?;

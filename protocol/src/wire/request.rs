@@ -45,7 +45,7 @@ pub fn decode_requests(frame: Bytes) -> Result<Vec<Request>, WireError> {
 }
 
 pub(super) fn decode_into(frame: &Bytes, into: &mut Vec<Request>) -> Result<(), WireError> {
-    let mut fields = Fields::new(frame, 0..frame.len());
+    let mut fields = Fields::new(frame);
     let mut count = 0;
     while let Some((field, value)) = fields.next()? {
         if field == 1 {
@@ -53,10 +53,10 @@ pub(super) fn decode_into(frame: &Bytes, into: &mut Vec<Request>) -> Result<(), 
             if count > MAX_MESSAGES_PER_FRAME {
                 return Err(WireError::Malformed("a frame has too many messages"));
             }
-            let range = value.bytes()?;
-            let request = match append_in(frame, range.clone())? {
+            let message = value.bytes()?;
+            let request = match append_in(message)? {
                 Some(append) => Request::Append(append::decode(frame, append)?.into()),
-                None => from_proto(proto::Request::decode(frame.slice(range))?)?,
+                None => from_proto(proto::Request::decode(scan::share(frame, message))?)?,
             };
             into.push(request);
         }
@@ -65,13 +65,13 @@ pub(super) fn decode_into(frame: &Bytes, into: &mut Vec<Request>) -> Result<(), 
 }
 
 /// Where the `Append` of a request is, if that is its kind.
-fn append_in(frame: &Bytes, request: std::ops::Range<usize>) -> Result<Option<std::ops::Range<usize>>, WireError> {
-    let mut fields = Fields::new(frame, request);
+fn append_in(request: &[u8]) -> Result<Option<&[u8]>, WireError> {
+    let mut fields = Fields::new(request);
     let mut found = None;
     while let Some((field, value)) = fields.next()? {
         match (field, value) {
             (1, _) => {}
-            (2, Value::Bytes(range)) if found.is_none() => found = Some(range),
+            (2, Value::Bytes(append)) if found.is_none() => found = Some(append),
             (2, _) => return Err(WireError::Malformed("a request is two appends")),
             _ if found.is_some() => return Err(WireError::Malformed("a request is of two kinds")),
             _ => return Ok(None),

@@ -1,8 +1,6 @@
 //! Protobuf's encoding, as far as the hot messages need it by hand: fields one after the other over a frame, without a
 //! copy and without a value in between.
 
-use std::ops::Range;
-
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::WireError;
@@ -69,16 +67,16 @@ pub(super) fn put_field_bytes(out: &mut BytesMut, field: u8, bytes: &[u8]) {
 }
 
 /// What a field holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Value {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Value<'a> {
     Varint(u64),
     Fixed64(u64),
     Fixed32(u32),
-    /// Where its bytes are in the frame.
-    Bytes(Range<usize>),
+    /// A part of the frame.
+    Bytes(&'a [u8]),
 }
 
-impl Value {
+impl<'a> Value<'a> {
     #[inline]
     pub(super) fn varint(self) -> Result<u64, WireError> {
         match self {
@@ -102,9 +100,9 @@ impl Value {
     }
 
     #[inline]
-    pub(super) fn bytes(self) -> Result<Range<usize>, WireError> {
+    pub(super) fn bytes(self) -> Result<&'a [u8], WireError> {
         match self {
-            Self::Bytes(range) => Ok(range),
+            Self::Bytes(bytes) => Ok(bytes),
             _ => Err(WIRE_TYPE),
         }
     }
@@ -120,50 +118,51 @@ const SHORT: WireError = WireError::Malformed("a field is longer than what holds
 
 /// The fields of the message that a part of a frame holds.
 pub(super) struct Fields<'a> {
-    frame: &'a [u8],
-    at: usize,
-    end: usize,
+    rest: &'a [u8],
 }
 
 impl<'a> Fields<'a> {
-    pub(super) fn new(frame: &'a [u8], range: Range<usize>) -> Self {
-        Self { frame, at: range.start, end: range.end }
+    pub(super) fn new(message: &'a [u8]) -> Self {
+        Self { rest: message }
     }
 
     #[inline]
     fn varint(&mut self) -> Result<u64, WireError> {
-        let bytes = self.frame.get(self.at..self.end).unwrap_or_default();
-        if let Some(&first) = bytes.first()
-            && first < 0x80
-        {
-            self.at += 1;
-            return Ok(u64::from(first));
+        match self.rest {
+            [byte @ 0..=0x7f, rest @ ..] => {
+                self.rest = rest;
+                Ok(u64::from(*byte))
+            }
+            _ => self.long_varint(),
         }
+    }
+
+    fn long_varint(&mut self) -> Result<u64, WireError> {
         let mut value = 0_u64;
-        for (i, &byte) in bytes.iter().take(10).enumerate() {
+        for (i, &byte) in self.rest.iter().take(10).enumerate() {
             if i == 9 && byte > 1 {
                 return Err(WireError::Malformed("a number does not fit into 64 bits"));
             }
             value |= u64::from(byte & 0x7f) << (7 * i);
             if byte < 0x80 {
-                self.at += i + 1;
+                self.rest = &self.rest[i + 1..];
                 return Ok(value);
             }
         }
-        Err(if bytes.len() < 10 { SHORT } else { WireError::Malformed("a number does not fit into 64 bits") })
+        Err(if self.rest.len() < 10 { SHORT } else { WireError::Malformed("a number does not fit into 64 bits") })
     }
 
     #[inline]
     fn chunk<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
-        let chunk = self.frame.get(self.at..self.end).and_then(|rest| rest.first_chunk::<N>()).ok_or(SHORT)?;
-        self.at += N;
+        let (chunk, rest) = self.rest.split_first_chunk::<N>().ok_or(SHORT)?;
+        self.rest = rest;
         Ok(*chunk)
     }
 
     /// The next field's number and value; `None` at the end.
     #[inline]
-    pub(super) fn next(&mut self) -> Result<Option<(u32, Value)>, WireError> {
-        if self.at >= self.end {
+    pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'a>)>, WireError> {
+        if self.rest.is_empty() {
             return Ok(None);
         }
         let key = self.varint()?;
@@ -176,10 +175,9 @@ impl<'a> Fields<'a> {
             1 => Value::Fixed64(u64::from_le_bytes(self.chunk()?)),
             2 => {
                 let len = usize::try_from(self.varint()?).map_err(|_| SHORT)?;
-                let start = self.at;
-                let end = start.checked_add(len).filter(|end| *end <= self.end).ok_or(SHORT)?;
-                self.at = end;
-                Value::Bytes(start..end)
+                let (bytes, rest) = self.rest.split_at_checked(len).ok_or(SHORT)?;
+                self.rest = rest;
+                Value::Bytes(bytes)
             }
             5 => Value::Fixed32(u32::from_le_bytes(self.chunk()?)),
             _ => return Err(WireError::Malformed("a field has a type that the protocol does not use")),
@@ -188,9 +186,9 @@ impl<'a> Fields<'a> {
     }
 
     /// The numbers of a packed field.
-    pub(super) fn packed(frame: &'a [u8], range: Range<usize>, into: &mut Vec<u64>) -> Result<(), WireError> {
-        let mut fields = Self::new(frame, range);
-        while fields.at < fields.end {
+    pub(super) fn packed(numbers: &'a [u8], into: &mut Vec<u64>) -> Result<(), WireError> {
+        let mut fields = Self::new(numbers);
+        while !fields.rest.is_empty() {
             into.push(fields.varint()?);
         }
         Ok(())
@@ -198,8 +196,8 @@ impl<'a> Fields<'a> {
 }
 
 /// A part of a frame as bytes that share it.
-pub(super) fn share(frame: &Bytes, range: Range<usize>) -> Bytes {
-    if range.is_empty() { Bytes::new() } else { frame.slice(range) }
+pub(super) fn share(frame: &Bytes, part: &[u8]) -> Bytes {
+    if part.is_empty() { Bytes::new() } else { frame.slice_ref(part) }
 }
 
 #[cfg(test)]
@@ -214,12 +212,12 @@ mod tests {
             let mut out = BytesMut::new();
             put_varint(&mut out, value);
             prop_assert_eq!(out.len(), varint_len(value));
-            let mut fields = Fields::new(&out, 0..out.len());
+            let mut fields = Fields::new(&out);
             prop_assert_eq!(fields.varint().unwrap(), value);
-            prop_assert_eq!(fields.at, out.len());
+            prop_assert!(fields.rest.is_empty());
             // Cut anywhere it is no number.
             for end in 0..out.len() {
-                prop_assert!(Fields::new(&out, 0..end).varint().is_err());
+                prop_assert!(Fields::new(&out[..end]).varint().is_err());
             }
         }
     }
@@ -227,14 +225,14 @@ mod tests {
     #[test]
     fn numbers_above_64_bits_are_refused() {
         let over = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02];
-        assert!(Fields::new(&over, 0..10).varint().is_err());
-        assert!(Fields::new(&[0xff; 12], 0..12).varint().is_err());
+        assert!(Fields::new(&over).varint().is_err());
+        assert!(Fields::new(&[0xff; 12]).varint().is_err());
     }
 
     #[test]
     fn groups_and_field_zero_and_lengths_beyond_the_end_are_refused() {
         for bytes in [&[0x0b_u8][..], &[0x00, 0x00], &[0x0a, 0x05, 1, 2], &[0x09, 1, 2], &[0x0d, 1], &[0x0f]] {
-            assert!(Fields::new(bytes, 0..bytes.len()).next().is_err(), "{bytes:?}");
+            assert!(Fields::new(bytes).next().is_err(), "{bytes:?}");
         }
     }
 }

@@ -31,6 +31,8 @@ struct Run {
     len: usize,
 }
 
+/// The worker keeps this much allocated beyond what the device has, so that growing does not wait for the disk.
+const AHEAD: u64 = 32 << 20;
 /// A queue that took more than this is not kept for the next batch.
 const KEPT_BYTES: usize = 16 << 20;
 
@@ -91,6 +93,9 @@ struct Shared {
     changed: Condvar,
     done: AtomicU64,
     failed: AtomicBool,
+    /// The device's length, and the bytes of the file that are allocated.
+    len: AtomicU64,
+    allocated: AtomicU64,
 }
 
 impl Shared {
@@ -129,17 +134,23 @@ impl std::fmt::Debug for FileDevice {
 }
 
 impl FileDevice {
-    /// Opens or creates the area at `path`, and starts the worker.
+    /// Opens or creates the area at `path`, which is to grow to `limit` bytes, and starts the worker.
     ///
     /// # Errors
     /// Those of the file system, and of starting a thread.
-    pub fn open(path: &Path) -> io::Result<Self> {
+    pub fn open(path: &Path, limit: u64) -> io::Result<Self> {
         let file = Arc::new(OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?);
         let len = file.metadata()?.len();
-        let shared = Arc::new(Shared::default());
+        if len > 0 {
+            // A copy of the file may have holes, and no room to fill them.
+            fallocate(&*file, FallocateFlags::empty(), 0, len)?;
+        }
+        let shared = Arc::new(Shared { len: len.into(), allocated: len.into(), ..Shared::default() });
         let worker = {
             let (file, shared, path) = (Arc::clone(&file), Arc::clone(&shared), path.to_owned());
-            std::thread::Builder::new().name("flexlog-disk".to_owned()).spawn(move || work(&file, &shared, &path))?
+            std::thread::Builder::new()
+                .name("flexlog-disk".to_owned())
+                .spawn(move || work(&file, &shared, &path, limit))?
         };
         Ok(Self {
             path: path.to_owned(),
@@ -181,8 +192,13 @@ impl Device for FileDevice {
 
     fn grow(&mut self, len: u64) -> io::Result<()> {
         if len > self.len {
-            fallocate(&*self.file, FallocateFlags::empty(), self.len, len - self.len)?;
+            let allocated = self.shared.allocated.load(Ordering::Acquire);
+            if len > allocated {
+                fallocate(&*self.file, FallocateFlags::empty(), self.len, len - self.len)?;
+                self.shared.allocated.fetch_max(len, Ordering::AcqRel);
+            }
             self.len = len;
+            self.shared.len.store(len, Ordering::Release);
         }
         Ok(())
     }
@@ -258,7 +274,7 @@ impl Drop for FileDevice {
     }
 }
 
-fn work(file: &File, shared: &Shared, path: &Path) {
+fn work(file: &File, shared: &Shared, path: &Path, limit: u64) {
     loop {
         let (fence, batch) = {
             let mut desk = shared.desk();
@@ -292,6 +308,19 @@ fn work(file: &File, shared: &Shared, path: &Path) {
         }
         if result.is_err() {
             return;
+        }
+        allocate_ahead(file, shared, limit);
+    }
+}
+
+fn allocate_ahead(file: &File, shared: &Shared, limit: u64) {
+    let len = shared.len.load(Ordering::Acquire);
+    let allocated = shared.allocated.load(Ordering::Acquire);
+    let wanted = (len + AHEAD).min(limit);
+    if allocated < wanted && allocated < len + AHEAD / 2 {
+        // Where that fails, growing says so.
+        if fallocate(file, FallocateFlags::empty(), allocated, wanted - allocated).is_ok() {
+            shared.allocated.fetch_max(wanted, Ordering::AcqRel);
         }
     }
 }

@@ -24,7 +24,7 @@ const CHUNK: u64 = 256 << 10;
 
 /// Writes up to this many bytes are copied and written back, longer ones streamed. Measured: streaming whole lines that
 /// are not in the cache wins from the first one on.
-const COPIED_UPTO: usize = 256;
+const COPIED_UPTO: usize = 56;
 
 /// Address space behind the limit, for a store that cannot be opened without going beyond it.
 const BEYOND: u64 = 64 << 20;
@@ -107,6 +107,23 @@ impl MmapDevice {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Streams `bytes`, whole lines to a whole line: nothing but the copy, the raw limit that stores are measured by.
+    ///
+    /// # Errors
+    /// As [`Device::write`], and `InvalidInput` for what is not whole lines.
+    #[inline]
+    pub fn stream(&mut self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        self.check(at, bytes.len())?;
+        if !at.is_multiple_of(LINE as u64) || !bytes.len().is_multiple_of(LINE) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.line_at = NO_LINE;
+        // SAFETY: both are whole lines, the range was checked, and `bytes` cannot overlap the mapping, whose slices end
+        // before this takes `&mut self`.
+        unsafe { self.persist.stream(self.map.as_mut_ptr().add(at as usize), bytes.as_ptr(), bytes.len() / LINE) };
+        Ok(())
     }
 
     fn check(&self, at: u64, len: usize) -> io::Result<()> {

@@ -41,7 +41,7 @@ pub fn open(media: &SimMedia, options: Options) -> Result<(Store<SimDevice>, Rec
     Closed::open(media.device(), "sim".to_owned(), OWNER, STORE, options)?.open_alone(Uuid::from_u128(77))
 }
 
-pub fn read_all(store: &impl LogStore, color: u64) -> Vec<(SeqNum, Record)> {
+pub fn read_all(store: &dyn LogStore, color: u64) -> Vec<(SeqNum, Record)> {
     let mut records = Vec::new();
     store.read(Color(color), SeqNum::MIN, SeqNum::MAX, usize::MAX, usize::MAX, &mut records).unwrap();
     records
@@ -336,11 +336,11 @@ impl World {
     }
 
     fn look(&mut self) {
-        if let Some((fence, count)) = self.under_way {
-            if self.store.fenced().unwrap() >= fence {
-                self.fenced = count;
-                self.under_way = None;
-            }
+        if let Some((fence, count)) = self.under_way
+            && self.store.fenced().unwrap() >= fence
+        {
+            self.fenced = count;
+            self.under_way = None;
         }
     }
 
@@ -352,7 +352,11 @@ impl World {
 
     /// The process dies, the machine goes on.
     pub fn restart(&mut self, fences: Fences) -> Result<(), String> {
-        self.fenced = self.writes.len();
+        if self.below(2) == 0 {
+            self.finish_fence();
+            self.fence()?;
+            self.finish_fence();
+        }
         self.reopen(self.media.copy(), fences)
     }
 

@@ -1,0 +1,407 @@
+//! The client against a node that misbehaves on demand, over both transports.
+
+// Helpers are outside of test functions, where the lints do not see that this is a test.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
+
+mod fake;
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use fake::{Node, number};
+use flexlog_client::{
+    AppendError, Builder, Client, ColorError, ConnectError, Event, Failure, NextOutcome, PrevOutcome, ReadOutcome,
+    Record, RecordError, SeqNum, Subscription, TrimError,
+};
+use flexlog_protocol::api::AppendRefusal;
+
+async fn over_tcp(node: &Node, builder: Builder) -> Client {
+    builder.connect(node.serve_tcp().await).await.unwrap()
+}
+
+async fn over_channels(node: &Node, builder: Builder) -> Client {
+    builder.connect_with(node.serve_in_process()).await.unwrap()
+}
+
+/// The same test over each transport.
+macro_rules! over_both {
+    ($($name:ident),* $(,)?) => {
+        mod tcp {
+            $(#[tokio::test]
+            async fn $name() {
+                let node = super::Node::new();
+                super::$name(node.clone(), |builder| async move { super::over_tcp(&node, builder).await }).await;
+            })*
+        }
+        mod channels {
+            $(#[tokio::test]
+            async fn $name() {
+                let node = super::Node::new();
+                super::$name(node.clone(), |builder| async move { super::over_channels(&node, builder).await }).await;
+            })*
+        }
+    };
+}
+
+over_both!(
+    every_operation,
+    a_lost_connection_costs_nothing,
+    answers_that_do_not_come_end_at_the_deadline,
+    a_node_that_is_away_is_named,
+    a_connection_that_is_silent_is_given_up,
+    the_window_holds_back_who_submits,
+    refusals_are_told_apart,
+    a_slow_subscriber_is_sent_what_it_allows,
+    a_subscription_outlives_connections,
+    handles_may_go_before_the_appends_do,
+    large_records_go_through,
+);
+
+fn text(record: &Record) -> String {
+    String::from_utf8(record.payload().to_vec()).unwrap()
+}
+
+fn record(text: impl Into<String>) -> Record {
+    Record::new(text.into()).unwrap()
+}
+
+/// The next record of a subscription, whatever else comes.
+async fn next_record(subscription: &mut Subscription) -> (SeqNum, Record) {
+    loop {
+        match subscription.next().await.unwrap().unwrap() {
+            Event::Record { number, record } => return (number, record),
+            Event::Trimmed { .. } | Event::Progress { .. } => {}
+        }
+    }
+}
+
+/// Whether a future has nothing to say when it is asked once.
+async fn is_pending<F: Future>(future: std::pin::Pin<&mut F>) -> bool {
+    let mut future = future;
+    std::future::poll_fn(|context| std::task::Poll::Ready(future.as_mut().poll(context).is_pending())).await
+}
+
+async fn every_operation<F: Future<Output = Client>>(_node: Node, connect: impl FnOnce(Builder) -> F) {
+    let client = connect(Client::builder()).await;
+    assert_eq!(client.cluster(), fake::cluster());
+    assert_eq!(client.status().await.unwrap().version, "fake");
+    let error = client.existing_color("orders").await.unwrap_err();
+    assert!(error.is_no_such_color() && error.to_string().contains("'orders'"), "{error}");
+    let log = client.color("orders").await.unwrap();
+    assert_eq!(client.existing_color("orders").await.unwrap().color(), log.color());
+    for name in ["d", "b", "c", "a"] {
+        client.color(name).await.unwrap();
+    }
+    let names: Vec<_> = client.colors().await.unwrap().into_iter().map(|info| info.name).collect();
+    assert_eq!(names, ["a", "b", "c", "d", "orders"]);
+
+    assert_eq!(log.append(b"zero").await, Ok(number(0)));
+    assert_eq!(log.append("one").await, Ok(number(1)));
+    assert_eq!(log.append(vec![b'2']).await, Ok(number(2)));
+    assert_eq!(log.append_record(record("three")).await, Ok(number(3)));
+    let batch = log.append_batch((4..7).map(|i| record(i.to_string()))).await.unwrap();
+    assert_eq!(batch, number(4)..number(7));
+    assert!(matches!(
+        log.append_batch([]).await,
+        Err(AppendError::Invalid { source: RecordError::RecordCount { records: 0 }, .. })
+    ));
+    assert!(matches!(log.append(vec![0; (1 << 20) + 1]).await, Err(AppendError::Invalid { .. })));
+
+    assert_eq!(log.tail().await, Ok(number(7)));
+    assert_eq!(log.read(number(5)).await, Ok(ReadOutcome::Record(record("5"))));
+    assert_eq!(log.read(number(7)).await, Ok(ReadOutcome::NotYet { tail: number(7) }));
+    let (n, found) = (number(3), record("three"));
+    assert_eq!(log.read_next(n).await, Ok(NextOutcome::Record { number: n, record: found.clone() }));
+    assert_eq!(log.read_next(number(9)).await, Ok(NextOutcome::NotYet { tail: number(7) }));
+    assert_eq!(log.read_prev(n).await, Ok(PrevOutcome::Record { number: n, record: found }));
+    assert_eq!(log.read_prev(SeqNum::MIN).await, Ok(PrevOutcome::Nothing));
+
+    let error = log.trim(number(7)).await.unwrap_err();
+    assert!(matches!(&error, TrimError::Failed { why: Failure::TrimBeyondTail { .. }, .. }), "{error}");
+    assert_eq!(log.trim(number(2)).await, Ok(number(2)));
+    assert_eq!(log.read(number(1)).await, Ok(ReadOutcome::Trimmed { point: number(2) }));
+    assert_eq!(log.read_next(number(1)).await, Ok(NextOutcome::Trimmed { point: number(2) }));
+    assert_eq!(log.read_prev(number(1)).await, Ok(PrevOutcome::Trimmed { point: number(2) }));
+
+    let mut events = log.subscribe(SeqNum::MIN);
+    assert_eq!(events.next().await, Some(Ok(Event::Trimmed { point: number(2) })));
+    for i in 3..7 {
+        assert!(matches!(events.next().await, Some(Ok(Event::Record { number: n, .. })) if n == number(i)));
+    }
+    assert_eq!(events.next().await, Some(Ok(Event::Progress { upto: number(7) })));
+    log.append("seven").await.unwrap();
+    assert_eq!(events.next().await, Some(Ok(Event::Record { number: number(7), record: record("seven") })));
+}
+
+async fn a_lost_connection_costs_nothing<F: Future<Output = Client>>(node: Node, connect: impl FnOnce(Builder) -> F) {
+    let log = connect(Client::builder()).await.color("c").await.unwrap();
+    let total = 3000;
+    let mut open = VecDeque::new();
+    for i in 0..total {
+        if i % 500 == 100 {
+            // The node takes some of what is under way, and is gone before it says so.
+            node.tell(|state| state.close_after = Some(37));
+        }
+        open.push_back(log.submit(record(i.to_string())).await.unwrap());
+        if open.len() > 300 {
+            open.pop_front().unwrap().await.unwrap();
+        }
+        if i % 1000 == 999 {
+            assert!(log.tail().await.unwrap() > number(0));
+        }
+    }
+    for pending in open {
+        pending.await.unwrap();
+    }
+    let mut payloads = node.payloads();
+    payloads.sort_by_key(|payload| payload.parse::<u32>().unwrap());
+    assert_eq!(payloads, (0..total).map(|i| i.to_string()).collect::<Vec<_>>());
+    assert!(node.state.lock().connections > 3, "no connection was lost");
+}
+
+async fn answers_that_do_not_come_end_at_the_deadline<F: Future<Output = Client>>(
+    node: Node,
+    connect: impl FnOnce(Builder) -> F,
+) {
+    let log = connect(Client::builder().append_deadline(Duration::from_millis(30))).await.color("c").await.unwrap();
+    node.tell(|state| state.hold = true);
+    let error = log.append("x").await.unwrap_err();
+    assert!(matches!(error, AppendError::OutcomeUnknown { .. }) && error.is_outcome_unknown(), "{error}");
+    assert!(error.to_string().contains("'c'") && error.to_string().contains("within 30 ms"), "{error}");
+    node.tell(|state| state.hold = false);
+    assert_eq!(log.append("y").await, Ok(number(1)));
+}
+
+async fn a_node_that_is_away_is_named<F: Future<Output = Client>>(node: Node, connect: impl FnOnce(Builder) -> F) {
+    let short = Duration::from_millis(60);
+    let client = connect(Client::builder().append_deadline(short).deadline(short)).await;
+    let log = client.color("c").await.unwrap();
+    node.tell(|state| {
+        state.away = true;
+        state.reason = Some("the node is stopping".into());
+    });
+    let error = log.append("x").await.unwrap_err();
+    assert!(error.to_string().contains(&client.address()), "{error}");
+    let error = log.append("x").await.unwrap_err();
+    assert!(matches!(error, AppendError::NotSent { .. }) && !error.is_outcome_unknown(), "{error}");
+    let error = client.color("d").await.unwrap_err();
+    assert!(matches!(&error, ColorError::NoAnswer { source, .. } if source.trouble.is_some()), "{error}");
+    node.tell(|state| state.away = false);
+    let log = loop {
+        // The wait between attempts to connect may be longer than the deadline.
+        if let Ok(log) = client.color("c").await {
+            break log;
+        }
+    };
+    while log.append("again").await.is_err() {}
+}
+
+async fn a_connection_that_is_silent_is_given_up<F: Future<Output = Client>>(
+    node: Node,
+    connect: impl FnOnce(Builder) -> F,
+) {
+    let log = connect(Client::builder().deadline(Duration::from_millis(30))).await.color("c").await.unwrap();
+    node.tell(|state| state.mute = 1);
+    // It has time enough for the next connection.
+    let append = log.append("x");
+    let (number_of, tail) = tokio::join!(append, log.tail());
+    assert_eq!(number_of, Ok(number(0)));
+    let error = tail.unwrap_err();
+    assert!(error.to_string().contains("did not answer within 30 ms"), "{error}");
+    assert_eq!(node.state.lock().connections, 2);
+}
+
+async fn the_window_holds_back_who_submits<F: Future<Output = Client>>(node: Node, connect: impl FnOnce(Builder) -> F) {
+    let log = connect(Client::builder()).await.color("c").await.unwrap();
+    node.tell(|state| state.hold = true);
+    let mut open = Vec::new();
+    for i in 0..4096 {
+        open.push(log.submit(record(i.to_string())).await.unwrap());
+    }
+    let mut more = Box::pin(log.submit(record("more")));
+    assert!(is_pending(more.as_mut()).await);
+    node.until(|state| state.logs.values().any(|log| log.records.len() == 4096)).await;
+    assert!(is_pending(more.as_mut()).await);
+    node.tell(|state| state.hold = false);
+    assert_eq!(more.await.unwrap().await, Ok(number(4096)));
+    for (i, pending) in open.into_iter().enumerate() {
+        assert_eq!(pending.await, Ok(number(i as u32)));
+    }
+}
+
+async fn refusals_are_told_apart<F: Future<Output = Client>>(node: Node, connect: impl FnOnce(Builder) -> F) {
+    let client = connect(Client::builder().append_deadline(Duration::from_millis(100))).await;
+    let log = client.color("c").await.unwrap();
+    node.tell(|state| state.refuse = Some(AppendRefusal::Full));
+    let error = log.append("x").await.unwrap_err();
+    assert!(matches!(error, AppendError::Full { .. }) && !error.is_outcome_unknown(), "{error}");
+    node.tell(|state| state.refuse = Some(AppendRefusal::Busy));
+    let error = log.append("x").await.unwrap_err();
+    assert!(!matches!(error, AppendError::Full { .. }), "{error}");
+    // Busy passes.
+    node.tell(|state| state.refuse = None);
+    assert_eq!(log.append("y").await, Ok(number(0)));
+    node.tell(|state| state.refuse = Some(AppendRefusal::Busy));
+    let mut pending = Box::pin(log.append("z"));
+    assert!(is_pending(pending.as_mut()).await);
+    node.tell(|state| state.refuse = None);
+    assert_eq!(pending.await, Ok(number(1)));
+}
+
+async fn a_slow_subscriber_is_sent_what_it_allows<F: Future<Output = Client>>(
+    node: Node,
+    connect: impl FnOnce(Builder) -> F,
+) {
+    let client = connect(Client::builder().subscription_window(2 << 20)).await;
+    let log = client.color("c").await.unwrap();
+    let (count, bytes) = (200, 50_000);
+    for _ in 0..count / 20 {
+        log.append_batch((0..20).map(|_| Record::new(vec![1; bytes]).unwrap())).await.unwrap();
+    }
+    let mut events = log.subscribe(SeqNum::MIN);
+    // Nobody takes anything: the node stops at the window.
+    node.until(|state| state.sent_to_subscribers > (2 << 20) - 60_000).await;
+    log.tail().await.unwrap();
+    assert!(node.state.lock().sent_to_subscribers <= 2 << 20);
+    let mut taken = 0;
+    for i in 0..count {
+        let (n, record) = next_record(&mut events).await;
+        assert_eq!((n, record.payload().len()), (number(i), bytes));
+        taken += bytes as u64 + 32;
+        assert!(node.state.lock().allowed_to_subscribers <= taken + (2 << 20));
+    }
+    assert_eq!(node.state.lock().unsubscribed, 0);
+    drop(events);
+    node.until(|state| state.unsubscribed == 1).await;
+}
+
+async fn a_subscription_outlives_connections<F: Future<Output = Client>>(
+    node: Node,
+    connect: impl FnOnce(Builder) -> F,
+) {
+    let log = connect(Client::builder()).await.color("c").await.unwrap();
+    let mut events = log.subscribe(SeqNum::MIN);
+    for i in 0..200 {
+        if i % 20 == 10 {
+            node.tell(|state| state.close_after = Some(1));
+        }
+        log.append(i.to_string()).await.unwrap();
+        let (n, record) = next_record(&mut events).await;
+        assert_eq!((n, text(&record)), (number(i), i.to_string()));
+    }
+    assert!(node.state.lock().connections >= 10);
+}
+
+async fn handles_may_go_before_the_appends_do<F: Future<Output = Client>>(
+    node: Node,
+    connect: impl FnOnce(Builder) -> F,
+) {
+    let log = connect(Client::builder()).await.color("c").await.unwrap();
+    drop(log.submit(record("nobody waits for this")).await.unwrap());
+    drop(log);
+    node.until(|state| state.logs.values().any(|log| log.records.len() == 1)).await;
+}
+
+async fn large_records_go_through<F: Future<Output = Client>>(_node: Node, connect: impl FnOnce(Builder) -> F) {
+    let log = connect(Client::builder()).await.color("c").await.unwrap();
+    let mut events = log.subscribe(SeqNum::MIN);
+    let largest = Record::new(vec![7; 1 << 20]).unwrap();
+    for i in 0..10 {
+        assert_eq!(log.append_record(largest.clone()).await, Ok(number(i)));
+    }
+    for i in 0..10 {
+        assert_eq!(next_record(&mut events).await, (number(i), largest.clone()));
+    }
+    let records: Vec<_> = (0..4096).map(|i: u32| Record::new(vec![i as u8; 900]).unwrap()).collect();
+    let range = log.append_batch(records).await.unwrap();
+    assert_eq!(range, number(10)..number(4106));
+}
+
+#[tokio::test]
+async fn nobody_at_the_address_is_an_error_at_once() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    let error = Client::connect(&address).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Unreachable { .. }) && error.to_string().contains(&address), "{error}");
+    let node = Node::new();
+    let other = flexlog_client::ClusterId(uuid::Uuid::from_u128(6));
+    let error = Client::builder().cluster(other).connect(node.serve_tcp().await).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Refused { .. }), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_tasks_on_many_threads_share_a_client() {
+    let node = Node::new();
+    let log = over_tcp(&node, Client::builder()).await.color("c").await.unwrap();
+    let tasks: Vec<_> = (0..50)
+        .map(|task| {
+            let log = log.clone();
+            tokio::spawn(async move {
+                let mut last = None;
+                for i in 0..100 {
+                    let n = log.append(format!("{task}.{i}")).await.unwrap();
+                    assert!(Some(n) > last);
+                    last = Some(n);
+                    assert!(matches!(log.read(n).await, Ok(ReadOutcome::Record(found)) if text(&found) == format!("{task}.{i}")));
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(log.tail().await, Ok(number(5000)));
+}
+
+#[test]
+fn a_client_whose_runtime_is_gone_says_so() {
+    let serving = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let node = Node::new();
+    let address = serving.block_on(node.serve_tcp());
+    let short = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let log = short.block_on(async { Client::connect(address).await.unwrap().color("c").await.unwrap() });
+    drop(short);
+    let later = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    later.block_on(async {
+        assert!(matches!(log.append("x").await, Err(AppendError::Stopped { .. })));
+        assert!(log.tail().await.unwrap_err().to_string().contains("has stopped"));
+        assert!(matches!(log.subscribe(SeqNum::MIN).next().await, Some(Err(_))));
+    });
+}
+
+/// `cargo test --release -p flexlog-client --test client cost_of -- --ignored --nocapture`
+#[test]
+#[ignore = "a measurement, for people to read"]
+fn cost_of_pipelined_appends() {
+    let serving = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let node = Node::new();
+    let address = serving.block_on(node.serve_tcp());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let log = Client::connect(address).await.unwrap().color("c").await.unwrap();
+        let payload = bytes::Bytes::from(vec![7; 100]);
+        let mut times: Vec<_> = Vec::new();
+        for _ in 0..20_000 {
+            let start = Instant::now();
+            log.append(&payload).await.unwrap();
+            times.push(start.elapsed());
+        }
+        times.sort_unstable();
+        println!("one at a time: p50 {:?}, p99 {:?}", times[10_000], times[19_800]);
+        let total = 1_000_000;
+        let start = Instant::now();
+        let mut open = VecDeque::new();
+        for _ in 0..total {
+            open.push_back(log.submit(Record::new(payload.clone()).unwrap()).await.unwrap());
+            if open.len() == 4096 {
+                open.pop_front().unwrap().await.unwrap();
+            }
+        }
+        for pending in open {
+            pending.await.unwrap();
+        }
+        println!("pipelined: {:.0} appends of 100 B a second", f64::from(total) / start.elapsed().as_secs_f64());
+    });
+}

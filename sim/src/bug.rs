@@ -1,0 +1,54 @@
+//! Faults in the router, planted to see that the invariants find them. Production code has none of this.
+
+/// One of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bug {
+    /// A member hears that its writes are durable when they were made, not when the fence is done.
+    DurableBeforeFence,
+    /// A member hears that its log entries are durable when the fence is started.
+    EntriesDurableWhenFenceStarts,
+    /// The `Fence` that a seal asks for is not written.
+    SealWithoutFence,
+    /// The medium says that fences are done, and does nothing.
+    LyingFences,
+    /// What an old leaf says is delivered as if the new one had said it.
+    OldLeafSpeaksAsNew,
+    /// The leaf hears the second member's reports as the third's, too.
+    ForgedReport,
+    /// The members' reports of a token are sent again once its number is committed.
+    ReportedAgain,
+    /// An older image of a store is put in its place, and its identity is not looked at.
+    OlderImage,
+    /// A read is answered with whatever the store has under the number.
+    UncommittedRead,
+    /// A tail is answered with what is settled at the member, and nobody else is asked.
+    LocalTail,
+    /// The owner tells the end of an epoch one too low.
+    WrongEpochEnd,
+    /// A store is told to trim one number more than the log says.
+    TrimsOneMore,
+    /// An append that a member refuses is dropped, and nobody told.
+    SilentRefusal,
+    /// What a leaf streams to its last member is lost now and then.
+    LosesStream,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Self; 14] = [
+        Self::DurableBeforeFence,
+        Self::EntriesDurableWhenFenceStarts,
+        Self::SealWithoutFence,
+        Self::LyingFences,
+        Self::OldLeafSpeaksAsNew,
+        Self::ForgedReport,
+        Self::ReportedAgain,
+        Self::OlderImage,
+        Self::UncommittedRead,
+        Self::LocalTail,
+        Self::WrongEpochEnd,
+        Self::TrimsOneMore,
+        Self::SilentRefusal,
+        Self::LosesStream,
+    ];
+}

@@ -1,0 +1,186 @@
+//! The end of a run: no more faults, everything that is under way comes to rest, and then everything is looked at.
+
+use flexlog_protocol::Color;
+
+use crate::invariants::{Violation, i06_alike_below_stable as i06, i10_recovery, liveness};
+use crate::readers::Reader;
+use crate::world::{Action, Owner, World};
+
+/// Events in which a cluster without faults comes to rest.
+const PATIENCE: u64 = 200_000;
+/// How often clients send again what is not resolved.
+const ROUNDS: usize = 60;
+/// Longer than a leaf waits for the last members to report a token.
+const ROUND_MICROS: u64 = 60_000;
+
+impl World {
+    pub(crate) fn finale(&mut self) -> Result<(), Violation> {
+        self.record(|| "no more faults".to_owned());
+        self.config.faults = false;
+        self.net.end_stalls();
+        if self.broken_stores {
+            self.power_cut();
+        }
+        self.machines.iter_mut().for_each(|machine| machine.disarm());
+        self.resolve()?;
+        self.audit()?;
+        if self.chooser.one_in(2) {
+            self.power_cut();
+            self.resolve()?;
+            self.audit()?;
+        }
+        Ok(())
+    }
+
+    /// Lets everything that is under way happen, until there is nothing.
+    fn rest(&mut self) -> Result<(), Violation> {
+        let mut options = Vec::new();
+        let latest = self.history.event + PATIENCE;
+        loop {
+            if self.history.event > latest {
+                return Err(liveness::stuck("the cluster does not come to rest"));
+            }
+            options.clear();
+            self.inner_options(&mut options);
+            let flushes = (0..self.sequencers.len()).map(|at| (Action::Flush(at), 2));
+            let busy = !options.is_empty();
+            if busy {
+                options.extend(flushes);
+                for (at, sequencer) in self.sequencers.iter().enumerate() {
+                    if sequencer.leaf.next_deadline().is_some_and(|at| at <= self.now) {
+                        options.push((Action::TickLeaf(at), 2));
+                    }
+                }
+                if let Some(action) = self.chooser.weighted(&options) {
+                    self.act(action)?;
+                }
+                continue;
+            }
+            for at in 0..self.sequencers.len() {
+                self.act(Action::Flush(at))?;
+            }
+            for at in 0..self.sequencers.len() {
+                if self.sequencers[at].leaf.next_deadline().is_some_and(|at| at <= self.now) {
+                    self.act(Action::TickLeaf(at))?;
+                    self.act(Action::Flush(at))?;
+                }
+            }
+            self.inner_options(&mut options);
+            if options.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Has clients and readers stay until each has its answers.
+    fn resolve(&mut self) -> Result<(), Violation> {
+        self.rest()?;
+        let serving = self.sequencers.last().map_or("without a leaf", |sequencer| sequencer.leaf.status().phase);
+        if serving != "serving" {
+            return Err(liveness::stuck(format!("with every member there, the shard is {serving}")));
+        }
+        for _ in 0..ROUNDS {
+            let waiting = self.readers.iter().any(|reader| reader.open() > 0);
+            let open = self.clients.iter().any(|client| client.alive && client.open() > 0);
+            let pending = self.sequencers.last().is_some_and(|sequencer| sequencer.leaf.status().pending > 0);
+            if !waiting && !open && !pending {
+                return Ok(());
+            }
+            self.now = self.now.after(ROUND_MICROS);
+            for at in 0..self.clients.len() {
+                if self.clients[at].alive && self.clients[at].open() > 0 {
+                    self.client_acts(at, true);
+                    self.client_acts(at, true);
+                }
+            }
+            if self.clients.iter_mut().any(|client| std::mem::take(&mut client.met_full)) {
+                self.trim_everything();
+            }
+            self.rest()?;
+        }
+        self.unresolved()
+    }
+
+    fn unresolved(&self) -> Result<(), Violation> {
+        let clients = self.clients.iter().filter(|client| client.alive && client.open() > 0);
+        if let Some(client) = clients.clone().next() {
+            let usage: Vec<_> = self.machines.iter().filter_map(|machine| machine.up()).map(usage).collect();
+            return Err(liveness::stuck(format!("a client never has its answer: {}; {usage:?}", client.state())));
+        }
+        if let Some(reader) = self.readers.iter().find(|reader| reader.open() > 0) {
+            return Err(liveness::stuck(format!("a reader never has its answer: {}", reader.state())));
+        }
+        // A token that members have different records for stays until its session ends.
+        Ok(())
+    }
+
+    fn auditor(&mut self) -> usize {
+        let at = self.readers.len();
+        self.readers.push(Reader::auditor());
+        self.readers[at].conn = Some(self.connect(Owner::Reader(at)));
+        at
+    }
+
+    fn trim_everything(&mut self) {
+        let at = self.auditor();
+        let mut readers = std::mem::take(&mut self.readers);
+        for color in (1..=self.kind.colors).map(Color) {
+            readers[at].ask_of(0, color, true, &mut self.outside());
+        }
+        self.readers = readers;
+    }
+
+    /// Reads everything at every member, and compares.
+    fn audit(&mut self) -> Result<(), Violation> {
+        i10_recovery::committed_is_there(&self.history)?;
+        let auditors: Vec<usize> = (0..self.machines.len()).map(|_| self.auditor()).collect();
+        // The tails come first: they tell a member in which epoch a color goes on.
+        for look in [false, true] {
+            let mut readers = std::mem::take(&mut self.readers);
+            for (member, at) in auditors.iter().enumerate() {
+                if look {
+                    readers[*at].audit(member, &mut self.outside());
+                } else {
+                    for color in (1..=self.kind.colors).map(Color) {
+                        readers[*at].ask_of(member, color, false, &mut self.outside());
+                    }
+                }
+            }
+            self.readers = readers;
+            self.rest()?;
+        }
+        if let Some(at) = auditors.iter().find(|at| self.readers[**at].open() > 0) {
+            return Err(liveness::stuck(format!("nobody answers {}", self.readers[*at].state())));
+        }
+        for color in (1..=self.kind.colors).map(Color) {
+            let stables: Vec<_> = (0..self.machines.len()).map(|at| self.stable(at, color)).collect();
+            i06::level("stable", color, &stables)?;
+            let mut heard: Vec<_> =
+                auditors.iter().map(|at| self.readers[*at].heard.remove(&color).unwrap_or_default()).collect();
+            heard.iter_mut().for_each(|answers| {
+                answers.retain(|answer| !answer.starts_with("Delivered") && !answer.starts_with("Trimmed"));
+                answers.sort_unstable();
+            });
+            i06::level("answers", color, &heard)?;
+            for at in &auditors {
+                let upto = self.readers[*at].subscribed_upto();
+                if let Some((_, upto)) = upto.iter().find(|(of, upto)| *of == color && *upto < stables[0]) {
+                    return Err(liveness::stuck(format!("a subscriber to color {color} stays at {upto} of {}", stables[0])));
+                }
+            }
+        }
+        for at in auditors {
+            if let Some(conn) = self.readers[at].conn {
+                self.disconnect(conn);
+            }
+        }
+        self.rest()?;
+        self.check_bounds()
+    }
+}
+
+fn usage(member: &crate::machine::Member) -> (u64, u64, u64) {
+    use flexlog_protocol::media::LogStore;
+    let usage = member.store.usage();
+    (usage.segments, usage.staged_tokens, usage.records)
+}

@@ -1,0 +1,198 @@
+//! What happened in a run, as someone sees it who sees everything: what was sent, what is committed, what was shown.
+//!
+//! The truth of a shard log is what is durable on every member: an entry is committed from the moment on that this holds,
+//! whether or not anyone knows yet. The invariants compare what the cores say with that.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use flexlog_protocol::{Append, Body, Color, Entry, Epoch, Record, SeqNum, SessionId, Token};
+use uuid::Uuid;
+
+use crate::invariants::{self, Violation};
+use crate::ledger::Ledger;
+
+/// An append that some client sent.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    /// What was sent under this token: more than one only where the client breaks the rules.
+    pub(crate) variants: Vec<Arc<Append>>,
+    /// Its number is at least this: everything below was given away when it was sent (I4).
+    pub(crate) floor: SeqNum,
+}
+
+/// What is settled of one color.
+#[derive(Debug, Default)]
+pub(crate) struct ColorTruth {
+    /// The exclusive end of what is settled in the epoch that it counts in; `None` before the first number.
+    pub(crate) end: Option<SeqNum>,
+    /// Whether that epoch was ended.
+    pub(crate) closed: bool,
+    /// The last number of each epoch that was ended, exclusive.
+    pub(crate) ends: BTreeMap<Epoch, SeqNum>,
+    pub(crate) records: BTreeMap<SeqNum, (Token, u32)>,
+    /// First and exclusive end.
+    pub(crate) holes: Vec<(SeqNum, SeqNum)>,
+    /// The trim point, and all that it ever was.
+    pub(crate) trim: Option<SeqNum>,
+    pub(crate) trims: BTreeSet<SeqNum>,
+    /// What was acknowledged or read, and when first.
+    pub(crate) shown: BTreeMap<SeqNum, u64>,
+    /// Everything below was given away: from acknowledgements, reads and tails.
+    pub(crate) floor: SeqNum,
+    /// Someone was told that everything below is settled.
+    pub(crate) passed: SeqNum,
+    /// Someone was told that these name no record.
+    pub(crate) told_holes: BTreeSet<SeqNum>,
+}
+
+impl ColorTruth {
+    pub(crate) fn is_trimmed(&self, number: SeqNum) -> bool {
+        self.trim.is_some_and(|trim| number <= trim)
+    }
+}
+
+/// A session that is committed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SessionTruth {
+    pub(crate) closed: bool,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    /// Events so far.
+    pub(crate) event: u64,
+    pub(crate) sent: BTreeMap<Token, Sent>,
+    /// One for each member.
+    pub(crate) ledgers: Vec<Ledger>,
+    pub(crate) committed: Vec<Arc<Entry>>,
+    pub(crate) tokens: BTreeMap<Token, SeqNum>,
+    pub(crate) colors: BTreeMap<Color, ColorTruth>,
+    pub(crate) sessions: BTreeMap<SessionId, SessionTruth>,
+    /// The sessions that each nonce named, the newest last.
+    pub(crate) nonces: BTreeMap<Uuid, Vec<SessionId>>,
+    /// Staged durably on every member and not settled.
+    pub(crate) complete: BTreeMap<Token, (Color, u32)>,
+    /// Appends that were acknowledged to their clients.
+    pub(crate) acknowledged: u64,
+}
+
+impl History {
+    pub(crate) fn new(members: usize) -> Self {
+        Self { ledgers: (0..members).map(|_| Ledger::default()).collect(), ..Self::default() }
+    }
+
+    pub(crate) fn color(&mut self, color: Color) -> &mut ColorTruth {
+        self.colors.entry(color).or_default()
+    }
+
+    pub(crate) fn floor(&self, color: Color) -> SeqNum {
+        self.colors.get(&color).map_or(SeqNum::MIN, |truth| truth.floor)
+    }
+
+    /// A client sends this; for the first time, or again.
+    pub(crate) fn sends(&mut self, append: &Arc<Append>) {
+        let floor = self.floor(append.color());
+        let sent = self.sent.entry(append.token()).or_insert(Sent { variants: Vec::new(), floor });
+        if sent.variants.iter().all(|variant| variant.digest() != append.digest()) {
+            sent.variants.push(Arc::clone(append));
+        }
+    }
+
+    /// The record that a settled number names: as the members staged it.
+    pub(crate) fn record(&self, color: Color, number: SeqNum) -> Option<&Record> {
+        let (token, index) = self.colors.get(&color)?.records.get(&number)?;
+        let staged = self.ledgers.iter().find_map(|ledger| ledger.staged.get(token))?;
+        staged.append.records().get(*index as usize)
+    }
+
+    /// A number was acknowledged or read.
+    pub(crate) fn shows(&mut self, color: Color, number: SeqNum) {
+        let event = self.event;
+        let truth = self.color(color);
+        truth.shown.entry(number).or_insert(event);
+        // A record's number is never the last of its epoch.
+        truth.floor = truth.floor.max(number.plus(1).unwrap_or(number));
+    }
+
+    /// Writes of a member became durable.
+    pub(crate) fn durable_upto(&mut self, member: usize, upto: u64) -> Result<(), Violation> {
+        let news = self.ledgers[member].durable_upto(upto);
+        for token in news.staged {
+            self.staged_durably(token);
+        }
+        if news.entries { self.advance() } else { Ok(()) }
+    }
+
+    /// Some member has this token durably.
+    pub(crate) fn staged_durably(&mut self, token: Token) {
+        if !self.tokens.contains_key(&token) && self.ledgers.iter().all(|ledger| ledger.is_staged_durably(token)) {
+            if let Some(written) = self.ledgers[0].staged.get(&token) {
+                self.complete.insert(token, (written.append.color(), written.append.count()));
+            }
+        }
+    }
+
+    /// Commits what is durable on every member now.
+    pub(crate) fn advance(&mut self) -> Result<(), Violation> {
+        let durable = self.ledgers.iter().map(|ledger| ledger.durable).min().unwrap_or_default();
+        while (self.committed.len() as u64) < durable {
+            let at = self.committed.len();
+            invariants::i02_on_every_member::entry_is_the_same(self, at)?;
+            let entry = Arc::clone(&self.ledgers[0].log[at]);
+            self.commit(&entry)?;
+            self.committed.push(entry);
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, entry: &Entry) -> Result<(), Violation> {
+        match &entry.body {
+            Body::Assign(runs) => {
+                for run in runs {
+                    for (token, first) in run.each() {
+                        invariants::i01_one_number_one_record::settles(self, token, run.color, first, run.records)?;
+                        invariants::i04_acknowledged_before_sent::numbered(self, token, run.color, first)?;
+                        invariants::i06_alike_below_stable::goes_on(self, run.color, first, run.records)?;
+                        self.tokens.insert(token, first);
+                        self.complete.remove(&token);
+                        let truth = self.color(run.color);
+                        for index in 0..run.records {
+                            let number = SeqNum::new(first.epoch(), first.counter() + index);
+                            truth.records.insert(number, (token, index));
+                        }
+                    }
+                }
+            }
+            Body::Hole { color, first, count } => {
+                invariants::i06_alike_below_stable::goes_on(self, *color, *first, *count)?;
+                let end = SeqNum::new(first.epoch(), first.counter() + count);
+                self.color(*color).holes.push((*first, end));
+            }
+            Body::EpochEnd { color, end, next } => {
+                invariants::i06_alike_below_stable::epoch_ends(self, *color, *end, *next)?;
+            }
+            Body::NewView(_) => {}
+            Body::OpenSession { nonce } => {
+                let id = SessionId { epoch: entry.epoch, lsn: entry.lsn };
+                let newest = self.nonces.get(nonce).and_then(|ids| ids.last());
+                if !newest.and_then(|id| self.sessions.get(id)).is_some_and(|session| !session.closed) {
+                    self.nonces.entry(*nonce).or_default().push(id);
+                    self.sessions.insert(id, SessionTruth { closed: false });
+                }
+            }
+            Body::CloseSession(id) => {
+                if let Some(session) = self.sessions.get_mut(id) {
+                    session.closed = true;
+                }
+            }
+            Body::Trim { color, upto } => {
+                let truth = self.color(*color);
+                truth.trim = truth.trim.max(Some(*upto));
+                truth.trims.insert(*upto);
+            }
+        }
+        Ok(())
+    }
+}

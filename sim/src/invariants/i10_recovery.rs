@@ -1,0 +1,132 @@
+//! I10: after a crash at any instruction, recovery yields every entry that was reported persisted, none torn, none
+//! invented.
+
+use std::sync::Arc;
+
+use flexlog_protocol::media::{LogStore, Recovered};
+use flexlog_protocol::{Body, Color, Lsn, SeqNum, Token};
+
+use super::{Invariant, Violation, check};
+use crate::history::History;
+
+const I10: Invariant = Invariant::Recovery;
+
+/// A store was opened: compares what it found with what it was given, and takes that as the member's medium from here on.
+///
+/// `Recovered` is looked at as the store gives it, before its replica has seen it.
+pub(crate) fn recovered(
+    history: &mut History,
+    member: usize,
+    found: &Recovered,
+    store: &impl LogStore,
+) -> Result<(), Violation> {
+    let broken = |what: String| Violation { invariant: I10, what: format!("member {member} recovers {what}") };
+    let ledger = &mut history.ledgers[member];
+
+    let from = match &found.checkpoint {
+        None => Lsn(0),
+        Some((upto, state)) => {
+            let written = ledger.checkpoints.iter().any(|(at, bytes)| at == upto && bytes == state);
+            check(written, I10, || format!("member {member} recovers a checkpoint of {upto} that it never wrote"))?;
+            *upto
+        }
+    };
+    let last = from.0 + found.entries.len() as u64;
+    for (entry, lsn) in found.entries.iter().zip(from.0 + 1..) {
+        let given = ledger.log.get(lsn as usize - 1);
+        if given.is_none_or(|given| **given != *entry) {
+            return Err(broken(format!("{entry:?} at {lsn}, and was given {given:?}")));
+        }
+    }
+    let least = if ledger.whole { ledger.log.len() as u64 } else { ledger.durable };
+    if last < least || last > ledger.log.len() as u64 {
+        return Err(broken(format!("a log up to {last}, at least {least} of {} entries are due", ledger.log.len())));
+    }
+    ledger.truncate(last);
+
+    let due = if ledger.whole { ledger.fences.last().copied() } else { ledger.fence };
+    let known = found.fence.is_none_or(|fence| ledger.fences.contains(&fence));
+    if !known || due.is_some_and(|due| found.fence.is_none_or(|fence| fence.epoch < due.epoch)) {
+        return Err(broken(format!("the fence {:?}, {due:?} is due", found.fence)));
+    }
+    ledger.fence = found.fence;
+    ledger.fences = found.fence.into_iter().collect();
+
+    for staged in &found.staged {
+        let given = ledger.staged.get(&staged.token);
+        let right = given.is_some_and(|given| given.append.digest() == staged.digest)
+            && !ledger.assigned.contains_key(&staged.token);
+        if !right {
+            return Err(broken(format!("{staged:?} as staged, and was given {given:?}")));
+        }
+        let read = store.read_staged(staged.token).ok().flatten();
+        if given.map(|given| &*given.append) != read.as_ref() {
+            return Err(broken(format!("{} as {read:?}, and was given {given:?}", staged.token)));
+        }
+    }
+    let is_there = |token: &Token| found.staged.iter().any(|staged| staged.token == *token);
+    let mut gone = Vec::new();
+    let mut there = Vec::new();
+    for (token, written) in &mut ledger.staged {
+        if ledger.assigned.contains_key(token) || is_there(token) {
+            written.durable = true;
+            there.push(*token);
+        } else {
+            if (written.durable || ledger.whole) && !ledger.dropped.contains(token) {
+                return Err(broken(format!("no trace of {token}, which it had persisted")));
+            }
+            gone.push(*token);
+        }
+    }
+    gone.iter().for_each(|token| _ = ledger.staged.remove(token));
+    ledger.whole = false;
+    there.into_iter().for_each(|token| history.staged_durably(token));
+    history.advance()
+}
+
+/// Reads everything that a member's log has numbered and that was not trimmed, straight from its store.
+pub(crate) fn reads_back(history: &History, member: usize, store: &impl LogStore) -> Result<(), Violation> {
+    let ledger = &history.ledgers[member];
+    for entry in &ledger.log {
+        let Body::Assign(runs) = &entry.body else { continue };
+        for run in runs {
+            let mut found = Vec::new();
+            let read = store.read(run.color, run.first, run.end(), usize::MAX, usize::MAX, &mut found);
+            if let Err(error) = read {
+                return Err(Violation { invariant: I10, what: format!("member {member}: {error}") });
+            }
+            for (token, first) in run.each() {
+                let Some(written) = ledger.staged.get(&token) else { continue };
+                for (record, counter) in written.append.records().iter().zip(first.counter()..) {
+                    let number = SeqNum::new(first.epoch(), counter);
+                    let read = found.iter().find(|(n, _)| *n == number).map(|(_, record)| record);
+                    let is_there = read == Some(record) || (read.is_none() && is_trimmed(history, run.color, number));
+                    check(is_there, I10, || {
+                        format!("member {member} has {}/{number} as {read:?}, and was given {record:?}", run.color)
+                    })?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_trimmed(history: &History, color: Color, number: SeqNum) -> bool {
+    history.colors.get(&color).is_some_and(|truth| truth.is_trimmed(number))
+}
+
+/// A store cannot be opened, and nobody broke it; or one was opened that is not the member's.
+pub(crate) fn opening(member: usize, why: &str) -> Violation {
+    Violation { invariant: I10, what: format!("the store of member {member}: {why}") }
+}
+
+/// What is committed is on every member, whatever happened.
+pub(crate) fn committed_is_there(history: &History) -> Result<(), Violation> {
+    for (member, ledger) in history.ledgers.iter().enumerate() {
+        let same = history.committed.iter().zip(&ledger.log).all(|(a, b)| Arc::ptr_eq(a, b) || a == b);
+        check(same && ledger.log.len() >= history.committed.len(), I10, || {
+            format!("member {member} lacks a part of the committed log")
+        })?;
+    }
+    Ok(())
+}

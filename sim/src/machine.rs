@@ -1,0 +1,274 @@
+//! A machine with one replica's medium on it: opening its store step by step, and the member that runs over it.
+//!
+//! The order of the steps is that of the embedded cluster, with the metadata between them; a crash may come after each, and
+//! inside each where the medium is told to fail.
+
+use flexlog_protocol::media::{FenceId, Recovered};
+use flexlog_protocol::{ClusterId, Incarnation, ReplicaId, ShardId, StoreId};
+use flexlog_replica::{Output, Replica};
+use flexlog_storage_pm::device::{Fences, SimDevice, SimMedia};
+use flexlog_storage_pm::{Advanced, Closed, Intended, Mark, Options, Owner, Store};
+use flexlog_tree_config::StoreState;
+use flexlog_tree_config::identity::{self, Opening, Step};
+use uuid::Uuid;
+
+/// The one shard.
+pub(crate) const SHARD: ShardId = ShardId(1);
+const CLUSTER: ClusterId = ClusterId(Uuid::from_u128(0x5f10));
+/// Events of a medium after which nothing is broken any more.
+const NEVER: u64 = 1 << 60;
+
+/// What the metadata store keeps. It survives everything, and is asked and changed at once.
+#[derive(Debug)]
+pub(crate) struct Metadata {
+    pub(crate) epoch: u32,
+    pub(crate) stores: Vec<StoreState>,
+}
+
+impl Metadata {
+    fn step(
+        &mut self,
+        member: usize,
+        judge: impl Fn(ReplicaId, &StoreState) -> Result<Step, identity::IdentityRefusal>,
+    ) -> Result<(), OpenFailure> {
+        match judge(replica_id(member), &self.stores[member]) {
+            Ok(Step::Write(state)) => self.stores[member] = state,
+            Ok(Step::Done) => {}
+            Err(refusal) => return Err(OpenFailure::Refused(refusal.to_string())),
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn replica_id(member: usize) -> ReplicaId {
+    ReplicaId(member as u32 + 1)
+}
+
+/// A member that runs.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) replica: Replica,
+    pub(crate) store: Store<SimDevice>,
+    /// Writes that the store was given, and those that a fence was started for.
+    pub(crate) written: u64,
+    pub(crate) covered: u64,
+    /// The fence under way, and how many writes it covers.
+    pub(crate) fence: Option<(FenceId, u64)>,
+    pub(crate) checkpointing: bool,
+    pub(crate) failed: Option<String>,
+    /// The newest incarnation that it was asked to seal to, and whether it has.
+    pub(crate) sealing: Option<Incarnation>,
+    pub(crate) follows: Option<Incarnation>,
+}
+
+/// How far the opening of a store is.
+#[derive(Debug)]
+pub(crate) enum Stage {
+    Found(Closed<SimDevice>),
+    /// The metadata knows of the end of the last opening.
+    Told(Closed<SimDevice>),
+    Intended(Intended<SimDevice>),
+    Begun(Intended<SimDevice>),
+    Advanced(Advanced<SimDevice>),
+    Counted(Advanced<SimDevice>),
+}
+
+#[derive(Debug)]
+pub(crate) enum Process {
+    Closed,
+    Opening(Stage),
+    Up(Box<Member>),
+}
+
+/// Why a step of an opening failed.
+#[derive(Debug)]
+pub(crate) enum OpenFailure {
+    /// The store is not the replica's.
+    Refused(String),
+    Store(String),
+}
+
+/// What a step of an opening led to.
+pub(crate) enum Opened {
+    NotYet,
+    /// The store is open.
+    Store(Store<SimDevice>, Recovered),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    pub(crate) member: usize,
+    pub(crate) media: SimMedia,
+    pub(crate) process: Process,
+    /// The medium will fail, and the power with it.
+    pub(crate) armed: bool,
+    /// How often the store was opened.
+    pub(crate) opened: u64,
+    /// A copy from an earlier opening: how often the store was opened then.
+    pub(crate) image: Option<(u64, SimMedia)>,
+    /// The right medium, while an older image is in its place.
+    pub(crate) aside: Option<SimMedia>,
+    fences: Fences,
+    options: Options,
+}
+
+impl Machine {
+    pub(crate) fn new(member: usize, fences: Fences, options: Options) -> Self {
+        let media = SimMedia::new(options.limit_bytes);
+        media.set_fences(fences);
+        let process = Process::Closed;
+        Self { member, media, process, armed: false, opened: 0, image: None, aside: None, fences, options }
+    }
+
+    pub(crate) fn up(&self) -> Option<&Member> {
+        if let Process::Up(member) = &self.process { Some(member) } else { None }
+    }
+
+    pub(crate) fn up_mut(&mut self) -> Option<&mut Member> {
+        if let Process::Up(member) = &mut self.process { Some(member) } else { None }
+    }
+
+    /// The power is gone: any part of what was not fenced is lost.
+    pub(crate) fn power_cut(&mut self, seed: u64) {
+        self.process = Process::Closed;
+        self.replace(self.media.crash(seed));
+    }
+
+    /// The process is killed, the machine goes on. Returns whether everything that was written is still there.
+    pub(crate) fn kill(&mut self) -> bool {
+        let failed = self.up().is_some_and(|member| member.failed.is_some());
+        self.process = Process::Closed;
+        if self.armed {
+            self.replace(self.media.copy());
+        } else {
+            // A fence that was under way goes on without the one who asked for it; what it does not cover is where it was.
+            self.media.finish_fence();
+        }
+        !failed
+    }
+
+    fn replace(&mut self, media: SimMedia) {
+        media.set_fences(self.fences);
+        self.media = media;
+        self.armed = false;
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        self.media.fail_fence(NEVER);
+        self.media.fail_write(NEVER);
+        self.armed = false;
+    }
+
+    /// Puts an image from an earlier opening in the place of the medium, if there is one. The process must not run.
+    pub(crate) fn swap_in_image(&mut self) {
+        if let (Some((opened, image)), None) = (&self.image, &self.aside)
+            && *opened < self.opened
+        {
+            let image = image.copy();
+            image.set_fences(self.fences);
+            self.aside = Some(std::mem::replace(&mut self.media, image));
+        }
+    }
+
+    /// Puts the right medium back. Returns whether it was away.
+    pub(crate) fn swap_out_image(&mut self) -> bool {
+        let Some(media) = self.aside.take() else { return false };
+        self.process = Process::Closed;
+        self.media = media;
+        true
+    }
+
+    /// Takes the next step of opening the store. `believing`: without a look at its identity.
+    pub(crate) fn open_step(
+        &mut self,
+        metadata: &mut Metadata,
+        nonce: Uuid,
+        believing: bool,
+    ) -> Result<Opened, OpenFailure> {
+        let member = self.member;
+        let store = |error: flexlog_storage_pm::OpenError| OpenFailure::Store(error.to_string());
+        let stage = match std::mem::replace(&mut self.process, Process::Closed) {
+            Process::Up(up) => {
+                self.process = Process::Up(up);
+                return Ok(Opened::NotYet);
+            }
+            Process::Closed => {
+                let owner = Owner { cluster: CLUSTER, replica: replica_id(member) };
+                let what = format!("store {member}");
+                let device = self.media.device();
+                Stage::Found(Closed::open(device, what, owner, StoreId(nonce), self.options).map_err(store)?)
+            }
+            Process::Opening(Stage::Found(closed)) => {
+                if let Mark::Opened { n, nonce: Some(nonce) } = closed.mark()
+                    && let Some(n) = n.checked_sub(1)
+                    && !believing
+                {
+                    let seen = Opening { store: closed.identity().id, n, nonce };
+                    metadata.step(member, |replica, known| identity::finish(replica, known, seen))?;
+                }
+                Stage::Told(closed)
+            }
+            Process::Opening(Stage::Told(closed)) => Stage::Intended(closed.intend(nonce).map_err(store)?),
+            Process::Opening(Stage::Intended(intended)) => {
+                let identity = intended.identity();
+                let seen = Opening { store: identity.id, n: identity.opened, nonce: intended.nonce() };
+                if !believing {
+                    metadata.step(member, |replica, known| identity::begin(replica, known, seen))?;
+                }
+                Stage::Begun(intended)
+            }
+            Process::Opening(Stage::Begun(intended)) => Stage::Advanced(intended.advance().map_err(store)?),
+            Process::Opening(Stage::Advanced(advanced)) => {
+                let identity = advanced.identity();
+                let n = identity.opened.saturating_sub(1);
+                let seen = Opening { store: identity.id, n, nonce: advanced.nonce() };
+                if !believing {
+                    metadata.step(member, |replica, known| identity::finish(replica, known, seen))?;
+                }
+                Stage::Counted(advanced)
+            }
+            Process::Opening(Stage::Counted(advanced)) => {
+                if self.aside.is_some() && !believing {
+                    return Err(OpenFailure::Store("an older image was taken for the replica's store".to_owned()));
+                }
+                let opened = advanced.identity().opened;
+                let (store, recovered) = advanced.finish().map_err(store)?;
+                self.opened = opened;
+                if self.image.as_ref().is_none_or(|(n, _)| opened > n + 2) {
+                    self.image = Some((opened, self.media.copy()));
+                }
+                return Ok(Opened::Store(store, recovered));
+            }
+        };
+        self.process = Process::Opening(stage);
+        Ok(Opened::NotYet)
+    }
+
+    /// Starts the member over its opened store.
+    pub(crate) fn start(&mut self, mut store: Store<SimDevice>, recovered: Recovered) -> Result<Vec<Output>, String> {
+        use flexlog_protocol::media::LogStore;
+        let sealing = recovered.fence;
+        let (replica, outputs) =
+            Replica::restore(replica_id(self.member), SHARD, recovered).map_err(|error| error.to_string())?;
+        for output in &outputs {
+            match output {
+                Output::Trim { color, upto } => store.trim(*color, *upto),
+                Output::DropStaged(tokens) => store.drop_staged(tokens),
+                other => return Err(format!("a replica wants more than its store when it starts: {other:?}")),
+            }
+        }
+        self.process = Process::Up(Box::new(Member {
+            replica,
+            store,
+            written: 0,
+            covered: 0,
+            fence: None,
+            checkpointing: false,
+            failed: None,
+            sealing,
+            follows: None,
+        }));
+        Ok(outputs)
+    }
+}

@@ -1,0 +1,86 @@
+//! Runs seeds of the simulator until one breaks an invariant.
+
+use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser;
+use flexlog_sim::{Config, Report, run};
+
+/// Runs the whole cluster under a seeded scheduler, one seed after another, and checks the invariants.
+#[derive(Parser)]
+#[command(name = "flexlog-sim")]
+struct Arguments {
+    /// How many seeds.
+    #[arg(long, default_value_t = 100)]
+    seeds: u64,
+    /// The first.
+    #[arg(long, default_value_t = 1)]
+    from: u64,
+    /// Events of each run before the faults end.
+    #[arg(long, default_value_t = Config::default().events)]
+    events: u64,
+    /// Members of the shard.
+    #[arg(long, default_value_t = Config::default().members)]
+    members: usize,
+    /// Go on after a seed that fails.
+    #[arg(long)]
+    keep_going: bool,
+    /// Print the last events of a run that fails.
+    #[arg(long, default_value_t = 60)]
+    last: usize,
+}
+
+fn main() -> ExitCode {
+    match series(&Arguments::parse(), &mut io::stdout().lock()) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) | Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// A run, where a core that panics is a failure like any other.
+fn guarded(seed: u64, config: Config) -> Result<Report, String> {
+    catch_unwind(AssertUnwindSafe(|| run(seed, config))).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+    })
+}
+
+fn series(arguments: &Arguments, out: &mut impl Write) -> io::Result<u64> {
+    let config = Config { events: arguments.events, members: arguments.members, ..Config::default() };
+    let started = Instant::now();
+    let (mut events, mut crashes, mut appends, mut images, mut failed, mut done) = (0, 0, 0, 0, 0, 0);
+    for seed in arguments.from..arguments.from.saturating_add(arguments.seeds) {
+        done += 1;
+        match guarded(seed, config) {
+            Ok(report) => {
+                events += report.events;
+                crashes += report.crashes;
+                appends += report.acknowledged;
+                images += report.refused_images;
+                let Some(violation) = report.violation else { continue };
+                writeln!(out, "seed {seed}, event {}: {violation}", report.events)?;
+                if arguments.last > 0 {
+                    let again = run(seed, Config { record: true, ..config });
+                    let skip = again.last_events.len().saturating_sub(arguments.last);
+                    again.last_events.iter().skip(skip).try_for_each(|line| writeln!(out, "  {line}"))?;
+                }
+            }
+            Err(panic) => writeln!(out, "seed {seed}: panic: {panic}")?,
+        }
+        failed += 1;
+        if !arguments.keep_going {
+            break;
+        }
+    }
+    let seconds = started.elapsed().as_secs_f64().max(0.001);
+    writeln!(
+        out,
+        "{done} seeds, {failed} failed; {events} events ({:.0}/s), {crashes} crashes ({:.0}/s), {appends} appends \
+         acknowledged, {images} older images refused; {seconds:.1} s",
+        events as f64 / seconds,
+        crashes as f64 / seconds,
+    )?;
+    Ok(failed)
+}

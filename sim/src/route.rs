@@ -1,0 +1,535 @@
+//! How messages get from one core to another, and outputs to where they belong: the part that the node's engine has.
+
+use std::sync::Arc;
+
+use flexlog_protocol::media::{LogStore, StoreError};
+use flexlog_protocol::peer::{FromParent, Of, PeerMessage, Staged, ToLeaf, ToMember, ToParent};
+use flexlog_protocol::api::{Answer, Request};
+use flexlog_protocol::{Body, Entry, Epoch, SeqNum};
+use flexlog_replica::{Input, Output, Persist};
+use flexlog_sequencer::Counter;
+
+use crate::bug::Bug;
+use crate::invariants::{
+    Violation, i01_one_number_one_record as i01, i02_on_every_member as i02, i09_old_incarnations as i09, i12_bounds,
+};
+use crate::ledger::Write;
+use crate::machine::replica_id;
+use crate::net::{Fetch, Packet, Stream};
+use crate::world::{Owner, World};
+
+impl World {
+    pub(crate) fn push(&mut self, stream: Stream, packet: Packet) {
+        self.record(|| format!("         {stream:?}: {packet:?}"));
+        self.net.push(stream, packet);
+    }
+
+    /// Takes the next message out of a stream to whom it is for.
+    pub(crate) fn deliver(&mut self, stream: Stream) -> Result<(), Violation> {
+        let Some(packet) = self.net.pop(stream) else { return Ok(()) };
+        match (stream, packet) {
+            (Stream::ToMember { member, .. }, Packet::ToMember(of)) => self.deliver_to_member(member, of),
+            (Stream::ToLeaf { member, leaf }, Packet::ToLeaf(of)) => self.deliver_to_leaf(member, leaf, of),
+            (Stream::ToCounter { leaf }, Packet::ToCounter(message)) => {
+                self.deliver_to_counter(leaf, message);
+                Ok(())
+            }
+            (Stream::FromCounter { leaf }, Packet::FromCounter(mut message)) => {
+                if let FromParent::Grant { ends: Some(end), .. } = &mut message
+                    && self.is_bug(Bug::WrongEpochEnd)
+                {
+                    *end = SeqNum::new(end.epoch(), end.counter().saturating_sub(1));
+                }
+                match self.sequencer(leaf) {
+                    Some(at) => self.leaf_input(at, flexlog_sequencer::Input::Parent(message)),
+                    None => Ok(()),
+                }
+            }
+            (Stream::Peer { from, to }, Packet::Peer(message)) => {
+                self.member_input(to, Input::Peer { from: replica_id(from), message })
+            }
+            (Stream::Request { conn, .. }, Packet::Disconnected) => {
+                let Stream::Request { member, .. } = stream else { return Ok(()) };
+                self.member_input(member, Input::Disconnected(conn))
+            }
+            (Stream::Request { conn, member }, _) if self.member(member).is_none() => {
+                // Nobody is there to talk to.
+                if self.conns.contains_key(&conn) {
+                    self.disconnect(conn);
+                }
+                Ok(())
+            }
+            (Stream::Request { conn, member }, Packet::Request(request)) => {
+                match self.answered_wrongly(member, &request) {
+                    Some(answer) => self.push(Stream::Answer { member, conn }, Packet::Answer(answer)),
+                    None => self.member_input(member, Input::Request { from: conn, request })?,
+                }
+                Ok(())
+            }
+            (Stream::Request { conn, member }, Packet::Append(request)) => {
+                let input = Input::Append { from: conn, request: Arc::clone(&request) };
+                let Some(mut outputs) = self.handle(member, input) else { return Ok(()) };
+                if self.is_bug(Bug::SilentRefusal) {
+                    outputs.retain(|output| {
+                        !matches!(output, Output::Answer { answer: Answer::AppendRefused { .. }, .. })
+                    });
+                }
+                if self.member(member).is_some_and(|member| member.failed.is_none()) {
+                    i12_bounds::told(&self.history, member, &request, &outputs)?;
+                }
+                self.route_member(member, outputs)
+            }
+            (Stream::Answer { member, conn }, Packet::Answer(answer)) => self.deliver_answer(member, conn, answer),
+            (Stream::Store { member }, Packet::Store(input)) => {
+                if let Input::StageRefused(token) = &input {
+                    self.history.ledgers[member].refused.remove(token);
+                }
+                self.member_input(member, input)
+            }
+            (Stream::Fetch { member }, Packet::Fetch(fetch)) => {
+                let input = match fetch {
+                    Fetch::Found(input) => Some(input),
+                    wanted => self.read(member, &wanted),
+                };
+                input.map_or(Ok(()), |input| self.member_input(member, input))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn deliver_answer(
+        &mut self,
+        member: usize,
+        conn: flexlog_replica::ConnId,
+        answer: Answer,
+    ) -> Result<(), Violation> {
+        match self.conns.get(&conn) {
+            Some(Owner::Client(at)) => {
+                let before = self.history.acknowledged;
+                let broken = self.broken_stores;
+                self.clients[*at].answer(member, answer, broken, &mut self.history)?;
+                if self.history.acknowledged > before && self.is_bug(Bug::ReportedAgain) {
+                    self.report_again();
+                }
+                Ok(())
+            }
+            Some(Owner::Reader(at)) => self.readers[*at].answer(answer, &mut self.history),
+            None => Ok(()),
+        }
+    }
+
+    /// What the planted faults answer in a member's place.
+    fn answered_wrongly(&self, at: usize, request: &Request) -> Option<Answer> {
+        match *request {
+            Request::Read { id, color, number, .. } if self.is_bug(Bug::UncommittedRead) => {
+                let mut found = Vec::new();
+                let upto = number.plus(1)?;
+                self.member(at)?.store.read(color, number, upto, 1, 1, &mut found).ok()?;
+                let (number, record) = found.pop()?;
+                Some(Answer::Record { id, number, record })
+            }
+            Request::Tail { id, color } if self.is_bug(Bug::LocalTail) => {
+                Some(Answer::Tail { id, tail: self.stable(at, color) })
+            }
+            _ => None,
+        }
+    }
+
+    /// A planted fault: every member reports what it has numbered last once more.
+    fn report_again(&mut self) {
+        let Some(leaf) = self.sequencers.last().map(|sequencer| sequencer.incarnation) else { return };
+        for at in 0..self.machines.len() {
+            let Some((token, written)) = self.history.ledgers[at].staged.iter().next_back() else { continue };
+            let append = &written.append;
+            let (token, color, records, digest) = (*token, append.color(), append.count(), append.digest());
+            let message = ToLeaf::Persisted(vec![Staged { token, color, records, digest }]);
+            let stream = Stream::ToLeaf { member: at, leaf: leaf.epoch };
+            self.push(stream, Packet::ToLeaf(Of { leaf, message }));
+        }
+    }
+
+    // ---- members ----
+
+    fn deliver_to_member(&mut self, at: usize, mut of: Of<ToMember>) -> Result<(), Violation> {
+        let Some(member) = self.machines[at].up_mut() else { return Ok(()) };
+        let leaf = of.leaf;
+        let heeded = if matches!(of.message, ToMember::Seal) {
+            let news = member.sealing.is_none_or(|newest| newest.epoch < leaf.epoch);
+            // One that has stopped promises nothing any more.
+            if news && member.replica.summary().stopped.is_none() {
+                member.sealing = Some(leaf);
+                member.follows = None;
+            }
+            news || member.sealing == Some(leaf)
+        } else {
+            member.follows == Some(leaf)
+        };
+        let follows = member.follows;
+        if let Some(follows) = follows
+            && self.is_bug(Bug::OldLeafSpeaksAsNew)
+        {
+            of.leaf = follows;
+        }
+        if heeded {
+            return self.member_input(at, Input::Leaf(of));
+        }
+        let before = self.member(at).map(|member| member.replica.summary());
+        let Some(outputs) = self.handle(at, Input::Leaf(of)) else { return Ok(()) };
+        let after = self.member(at).map(|member| member.replica.summary());
+        i09::unchanged(&format!("member {at}"), &before, &after, &outputs)
+    }
+
+    fn handle(&mut self, at: usize, input: Input) -> Option<Vec<Output>> {
+        let now = self.now;
+        let member = self.machines[at].up_mut()?;
+        let mut outputs = Vec::new();
+        member.replica.handle(now, input, &mut outputs);
+        self.chooser.note(outputs.len() as u64);
+        Some(outputs)
+    }
+
+    pub(crate) fn member_input(&mut self, at: usize, input: Input) -> Result<(), Violation> {
+        match self.handle(at, input) {
+            Some(outputs) => self.route_member(at, outputs),
+            None => Ok(()),
+        }
+    }
+
+    fn route_member(&mut self, at: usize, outputs: Vec<Output>) -> Result<(), Violation> {
+        for output in outputs {
+            match output {
+                Output::Persist(what) => self.write(at, what)?,
+                Output::Fetch { fetch, color, from, upto, max_records, max_bytes } => {
+                    let wanted = Fetch::Wanted { fetch, color, from, upto, max_records, max_bytes };
+                    // A disk may read later than it was asked to.
+                    let fetch = if self.chooser.one_in(2) {
+                        wanted
+                    } else {
+                        self.read(at, &wanted).map_or(wanted, Fetch::Found)
+                    };
+                    self.push(Stream::Fetch { member: at }, Packet::Fetch(fetch));
+                }
+                Output::FetchStaged { token, to } => {
+                    let staged = self.member(at).map(|member| member.store.read_staged(token));
+                    let message = match staged {
+                        Some(Ok(Some(append))) => PeerMessage::Pulled(Arc::new(append)),
+                        _ => PeerMessage::NotHere { token },
+                    };
+                    self.push_peer(at, to, message);
+                }
+                Output::Trim { color, upto } => {
+                    let upto = if self.is_bug(Bug::TrimsOneMore) { upto.plus(1).unwrap_or(upto) } else { upto };
+                    if let Some(member) = self.machines[at].up_mut() {
+                        member.store.trim(color, upto);
+                    }
+                    self.history.ledgers[at].trims.insert(color, upto);
+                }
+                Output::DropStaged(tokens) => {
+                    if let Some(member) = self.machines[at].up_mut() {
+                        member.store.drop_staged(&tokens);
+                    }
+                    self.history.ledgers[at].dropped.extend(tokens);
+                }
+                Output::ToLeaf(of) => self.member_says(at, of)?,
+                Output::ToPeer { to, message } => self.push_peer(at, to, message),
+                Output::Answer { to, answer } => {
+                    if self.conns.contains_key(&to) {
+                        self.push(Stream::Answer { member: at, conn: to }, Packet::Answer(answer));
+                    }
+                }
+                Output::Stopped(why) => {
+                    self.stopped(&format!("member {at}"), &why)?;
+                    if let Some(member) = self.machines[at].up_mut() {
+                        member.failed.get_or_insert(why);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn push_peer(&mut self, from: usize, to: flexlog_protocol::ReplicaId, message: PeerMessage) {
+        if let Some(to) = (0..self.machines.len()).find(|at| replica_id(*at) == to) {
+            self.push(Stream::Peer { from, to }, Packet::Peer(message));
+        }
+    }
+
+    fn member_says(&mut self, at: usize, of: Of<ToLeaf>) -> Result<(), Violation> {
+        match &of.message {
+            ToLeaf::Sealed(report) => {
+                i09::seals(&self.history, at, of.leaf, report)?;
+                if let Some(member) = self.machines[at].up_mut() {
+                    member.follows = Some(of.leaf);
+                }
+            }
+            ToLeaf::Persisted(list) => i02::reports_staged(&self.history, at, list)?,
+            ToLeaf::Acked(lsn) => i02::acknowledges(&self.history, at, *lsn)?,
+            ToLeaf::OpenSession { .. } | ToLeaf::Trim { .. } | ToLeaf::TailAsk { .. } | ToLeaf::Confirmed { .. } => {}
+        }
+        self.push(Stream::ToLeaf { member: at, leaf: of.leaf.epoch }, Packet::ToLeaf(of));
+        Ok(())
+    }
+
+    fn read(&self, at: usize, wanted: &Fetch) -> Option<Input> {
+        let Fetch::Wanted { fetch, color, from, upto, max_records, max_bytes } = *wanted else { return None };
+        let mut records = Vec::new();
+        let read = self.member(at)?.store.read(color, from, upto, max_records, max_bytes, &mut records);
+        let result = match read {
+            Err(error) if records.is_empty() => Err(error.to_string()),
+            // As in the engine: the one that cannot be read is met again, first, by the next fetch.
+            _ => Ok(records),
+        };
+        Some(Input::Fetched { fetch, result })
+    }
+
+    // ---- stores ----
+
+    fn write(&mut self, at: usize, what: Persist) -> Result<(), Violation> {
+        let without_fence = self.is_bug(Bug::SealWithoutFence);
+        let Some(member) = self.machines[at].up_mut() else { return Ok(()) };
+        member.written += 1;
+        if member.failed.is_some() {
+            self.history.ledgers[at].note(Write::Nothing);
+            return Ok(());
+        }
+        let result = match &what {
+            Persist::Stage(append) => member.store.stage(append),
+            Persist::Entry(entry) => member.store.append(entry),
+            Persist::Fence(_) if without_fence => {
+                self.history.ledgers[at].note(Write::Nothing);
+                return Ok(());
+            }
+            Persist::Fence(incarnation) => member.store.seal(*incarnation),
+            Persist::Checkpoint { upto, state } => {
+                member.checkpointing = false;
+                member.store.checkpoint(*upto, state)
+            }
+        };
+        let full = matches!(result, Err(StoreError::Full { .. }));
+        let stage = if let Persist::Stage(append) = &what { Some(append.token()) } else { None };
+        let checkpoint = matches!(what, Persist::Checkpoint { .. });
+        // Where the medium failed a part of it may be there.
+        self.history.ledgers[at].note(match what {
+            _ if full && (stage.is_some() || checkpoint) => Write::Nothing,
+            Persist::Stage(append) => Write::Stage(append),
+            Persist::Entry(entry) => Write::Entry(entry),
+            Persist::Fence(incarnation) => Write::Fence(incarnation),
+            Persist::Checkpoint { upto, state } => Write::Checkpoint(upto, state),
+        });
+        match (result, stage) {
+            (Ok(()), _) => {
+                if self.is_bug(Bug::DurableBeforeFence) {
+                    let upto = self.member(at).map_or(0, |member| member.written);
+                    self.push(Stream::Store { member: at }, Packet::Store(Input::Durable { upto }));
+                }
+                Ok(())
+            }
+            (Err(StoreError::Full { .. }), Some(token)) => {
+                self.history.ledgers[at].refused.insert(token);
+                self.push(Stream::Store { member: at }, Packet::Store(Input::StageRefused(token)));
+                Ok(())
+            }
+            (Err(StoreError::Full { .. }), None) if checkpoint => Ok(()),
+            (Err(error), _) => self.store_failed(at, &error.to_string()),
+        }
+    }
+
+    fn store_failed(&mut self, at: usize, why: &str) -> Result<(), Violation> {
+        if !self.machines[at].armed {
+            return self.stopped(&format!("the store of member {at}"), why);
+        }
+        if self.chooser.one_in(4) {
+            // Only the medium is broken.
+            self.broken_stores = true;
+            if let Some(member) = self.machines[at].up_mut()
+                && member.failed.is_none()
+            {
+                member.failed = Some(why.to_owned());
+                self.push(Stream::Store { member: at }, Packet::Store(Input::StoreFailed(why.to_owned())));
+            }
+        } else {
+            self.power_fails = true;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn start_fence(&mut self, at: usize) -> Result<(), Violation> {
+        let Some(member) = self.machines[at].up_mut() else { return Ok(()) };
+        match member.store.fence() {
+            Ok(id) => {
+                let upto = member.written;
+                member.covered = upto;
+                member.fence = Some((id, upto));
+                if self.is_bug(Bug::EntriesDurableWhenFenceStarts) {
+                    self.push(Stream::Store { member: at }, Packet::Store(Input::Durable { upto }));
+                }
+                self.look_at_fence(at)
+            }
+            Err(error) => self.store_failed(at, &error.to_string()),
+        }
+    }
+
+    pub(crate) fn finish_fence(&mut self, at: usize) -> Result<(), Violation> {
+        self.machines[at].media.finish_fence();
+        self.look_at_fence(at)
+    }
+
+    fn look_at_fence(&mut self, at: usize) -> Result<(), Violation> {
+        let Some(member) = self.machines[at].up_mut() else { return Ok(()) };
+        let Some((id, upto)) = member.fence else { return Ok(()) };
+        match member.store.fenced() {
+            Ok(done) if done >= id => {
+                member.fence = None;
+                self.history.durable_upto(at, upto)?;
+                self.push(Stream::Store { member: at }, Packet::Store(Input::Durable { upto }));
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+            Err(error) => {
+                member.fence = None;
+                let why = error.to_string();
+                self.store_failed(at, &why)
+            }
+        }
+    }
+
+    pub(crate) fn want_checkpoint(&mut self, at: usize) {
+        if let Some(member) = self.machines[at].up_mut() {
+            member.checkpointing = true;
+            self.push(Stream::Store { member: at }, Packet::Store(Input::CheckpointWanted));
+        }
+    }
+
+    // ---- leaves and counters ----
+
+    fn sequencer(&self, leaf: Epoch) -> Option<usize> {
+        self.sequencers.iter().position(|sequencer| sequencer.incarnation.epoch == leaf)
+    }
+
+    fn deliver_to_leaf(&mut self, at: usize, leaf: Epoch, of: Of<ToLeaf>) -> Result<(), Violation> {
+        let from = replica_id(at);
+        // In one process every message goes to the leaf that is there now; it must see that it is not meant.
+        for other in 0..self.sequencers.len() {
+            if self.sequencers[other].incarnation.epoch == leaf {
+                continue;
+            }
+            let sequencer = &mut self.sequencers[other];
+            let mut outputs = Vec::new();
+            let before = sequencer.leaf.status();
+            let input = flexlog_sequencer::Input::Member { from, message: of.clone() };
+            sequencer.leaf.handle(self.now, input, &mut outputs);
+            let mut after = sequencer.leaf.status();
+            after.ignored = before.ignored;
+            i09::unchanged("a leaf", &before, &after, &outputs)?;
+        }
+        let Some(sequencer) = self.sequencer(leaf) else { return Ok(()) };
+        if at == 1 && self.is_bug(Bug::ForgedReport) && matches!(of.message, ToLeaf::Persisted(_)) {
+            let input = flexlog_sequencer::Input::Member { from: replica_id(2), message: of.clone() };
+            self.leaf_input(sequencer, input)?;
+        }
+        self.leaf_input(sequencer, flexlog_sequencer::Input::Member { from, message: of })
+    }
+
+    fn deliver_to_counter(&mut self, leaf: Epoch, message: ToParent) {
+        let Some(at) = self.sequencer(leaf) else { return };
+        let mut answers = Vec::new();
+        if let Some(counter) = &mut self.sequencers[at].counter {
+            counter.handle(message, &mut answers);
+        }
+        for answer in answers {
+            self.push(Stream::FromCounter { leaf }, Packet::FromCounter(answer));
+        }
+    }
+
+    pub(crate) fn leaf_input(&mut self, at: usize, input: flexlog_sequencer::Input) -> Result<(), Violation> {
+        let mut outputs = Vec::new();
+        self.sequencers[at].leaf.handle(self.now, input, &mut outputs);
+        self.route_leaf(at, outputs)
+    }
+
+    pub(crate) fn flush(&mut self, at: usize) -> Result<(), Violation> {
+        let mut outputs = Vec::new();
+        self.sequencers[at].leaf.flush(&mut outputs);
+        self.check_bounds()?;
+        self.route_leaf(at, outputs)
+    }
+
+    pub(crate) fn route_leaf(
+        &mut self,
+        at: usize,
+        outputs: Vec<flexlog_sequencer::Output>,
+    ) -> Result<(), Violation> {
+        use flexlog_sequencer::Output;
+        self.chooser.note(outputs.len() as u64);
+        let incarnation = self.sequencers[at].incarnation;
+        let leaf = incarnation.epoch;
+        for output in outputs {
+            match output {
+                Output::Member { to, message } => {
+                    if let ToMember::Entries { entries, commit } = &message.message {
+                        self.leaf_writes(at, entries)?;
+                        i02::commits(&self.history, *commit)?;
+                    }
+                    let Some(member) = (0..self.machines.len()).find(|at| replica_id(*at) == to) else { continue };
+                    let lost = self.is_bug(Bug::LosesStream)
+                        && member + 1 == self.machines.len()
+                        && matches!(message.message, ToMember::Entries { .. })
+                        && self.chooser.one_in(20);
+                    if !lost {
+                        self.push(Stream::ToMember { leaf, member }, Packet::ToMember(message));
+                    }
+                }
+                Output::Parent(message) => {
+                    if let ToParent::Order { color, count, .. } = &message {
+                        let sequencer = &mut self.sequencers[at];
+                        let outstanding = sequencer.outstanding.entry(*color).or_default();
+                        *outstanding += u64::from(*count);
+                        i02::asks(&self.history, *color, *outstanding, &sequencer.numbered)?;
+                    }
+                    self.push(Stream::ToCounter { leaf }, Packet::ToCounter(message));
+                }
+                Output::Recovered { colors } => {
+                    let counter = Counter::new(incarnation, colors).with_limit(self.kind.numbers_per_epoch);
+                    self.sequencers[at].counter = Some(counter);
+                }
+                Output::Serving => {}
+                Output::EpochFull => {
+                    // An old leaf's epoch is nobody's concern.
+                    self.needs_claim |= at + 1 == self.sequencers.len();
+                }
+                Output::Stopped(reason) => self.stopped(&format!("the leaf of epoch {leaf}"), &reason.to_string())?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A leaf sends entries: looks at those that it wrote itself and sends for the first time.
+    fn leaf_writes(&mut self, at: usize, entries: &[Arc<Entry>]) -> Result<(), Violation> {
+        for entry in entries {
+            let sequencer = &mut self.sequencers[at];
+            if entry.epoch != sequencer.incarnation.epoch || entry.lsn <= sequencer.seen {
+                continue;
+            }
+            sequencer.seen = entry.lsn;
+            match &entry.body {
+                Body::Assign(runs) => {
+                    for run in runs {
+                        for (token, first) in run.each() {
+                            i01::has_no_number(&self.history, token, first)?;
+                            i02::numbers(&self.history, token)?;
+                            sequencer.numbered.insert(token);
+                        }
+                        let outstanding = sequencer.outstanding.entry(run.color).or_default();
+                        *outstanding = outstanding.saturating_sub(u64::from(run.count()));
+                    }
+                }
+                Body::Hole { color, count, .. } => {
+                    let outstanding = sequencer.outstanding.entry(*color).or_default();
+                    *outstanding = outstanding.saturating_sub(u64::from(*count));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
