@@ -99,6 +99,17 @@ impl Server {
         (status, self.errors.take().unwrap().join().unwrap())
     }
 
+    /// As [`Server::terminate`] for a server that a tracer started: the tracer ends with it.
+    pub fn terminate_child(mut self) -> (ExitStatus, String) {
+        let pid = self.child.id();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        let child = children.split_whitespace().next().unwrap().parse().unwrap();
+        let child = rustix::process::Pid::from_raw(child).unwrap();
+        rustix::process::kill_process(child, rustix::process::Signal::TERM).unwrap();
+        let status = self.child.wait().unwrap();
+        (status, self.errors.take().unwrap().join().unwrap())
+    }
+
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
