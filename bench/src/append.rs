@@ -91,8 +91,18 @@ struct Run {
     p50: f64,
     p99: f64,
     echo: f64,
+    echo_p99: f64,
     /// Two rounds of three parallel fdatasyncs.
     syncs: f64,
+}
+
+/// What was measured with the folder on tmpfs.
+struct OnTmpfs {
+    by_placement: Vec<(Placement, Vec<Run>)>,
+    /// Records per second of each run.
+    pipelined: Vec<f64>,
+    /// Of a core, in percent.
+    idle: f64,
 }
 
 impl Run {
@@ -104,20 +114,16 @@ impl Run {
 pub(crate) fn run(args: &AppendArgs) -> Outcome<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let tmpfs = tempfile::Builder::new().prefix("flexlog-bench-").tempdir_in(&args.tmpfs)?;
-    let (memory, pipelined, idle) = on_tmpfs(args, &runtime, &tmpfs)?;
+    let memory = on_tmpfs(args, &runtime, &tmpfs)?;
     let disk = match args.no_disk {
         true => None,
         false => Some(on_disk(args, &runtime)?),
     };
-    report(args, &memory, &pipelined, idle, disk.as_deref());
+    report(args, &memory, disk.as_deref());
     Ok(())
 }
 
-fn on_tmpfs(
-    args: &AppendArgs,
-    runtime: &tokio::runtime::Runtime,
-    folder: &TempDir,
-) -> Outcome<(Vec<(Placement, Vec<Run>)>, Vec<f64>, f64)> {
+fn on_tmpfs(args: &AppendArgs, runtime: &tokio::runtime::Runtime, folder: &TempDir) -> Outcome<OnTmpfs> {
     let server = Process::cluster(folder.path())?;
     let log = runtime.block_on(connect(&server))?;
     let mut by_placement = Vec::new();
@@ -144,7 +150,7 @@ fn on_tmpfs(
     let (before, start) = (server.cpu_time()?, Instant::now());
     std::thread::sleep(IDLE);
     let idle = (server.cpu_time()? - before).as_secs_f64() / start.elapsed().as_secs_f64() * 100.0;
-    Ok((by_placement, pipelined, idle))
+    Ok(OnTmpfs { by_placement, pipelined, idle })
 }
 
 fn on_disk(args: &AppendArgs, runtime: &tokio::runtime::Runtime) -> Outcome<Vec<Run>> {
@@ -213,6 +219,7 @@ fn one_outstanding(
         p50: appends.quantile(0.5),
         p99: appends.quantile(0.99),
         echo: echoes.quantile(0.5),
+        echo_p99: echoes.quantile(0.99),
         syncs: if syncs.is_some() { rounds.quantile(0.5) } else { 0.0 },
     })
 }
@@ -223,10 +230,10 @@ async fn pipeline(log: &Log) -> Outcome<f64> {
     let start = Instant::now();
     let mut pending = std::collections::VecDeque::new();
     for _ in 0..PIPELINED {
-        if pending.len() == flexlog_protocol::limits::TOKEN_WINDOW as usize {
-            if let Some(oldest) = pending.pop_front() {
-                wait(oldest).await?;
-            }
+        if pending.len() == flexlog_protocol::limits::TOKEN_WINDOW as usize
+            && let Some(oldest) = pending.pop_front()
+        {
+            wait(oldest).await?;
         }
         pending.push_back(log.submit(Record::new(payload.clone())?).await?);
     }
@@ -288,27 +295,28 @@ impl Syncs {
     }
 }
 
-fn report(args: &AppendArgs, memory: &[(Placement, Vec<Run>)], pipelined: &[f64], idle: f64, disk: Option<&[Run]>) {
+fn report(args: &AppendArgs, memory: &OnTmpfs, disk: Option<&[Run]>) {
     let figure = |runs: &[Run], of: fn(&Run) -> f64| Spread::of(runs.iter().map(of));
-    let pipelined = Spread::of(pipelined.iter().copied());
+    let pipelined = Spread::of(memory.pipelined.iter().copied());
     if args.json {
         let figures = |runs: &[Run]| {
             json!({
                 "p50_us": figure(runs, |run| run.p50).median,
                 "p99_us": figure(runs, |run| run.p99).median,
                 "tcp_echo_p50_us": figure(runs, |run| run.echo).median,
+                "tcp_echo_p99_us": figure(runs, |run| run.echo_p99).median,
                 "two_fdatasync_rounds_p50_us": figure(runs, |run| run.syncs).median,
                 "ratio": figure(runs, Run::ratio).median,
             })
         };
         // What is asked for first stands at the top: client and server on a core each.
-        let mut object = memory.first().map(|(_, runs)| figures(runs)).unwrap_or_default();
+        let mut object = memory.by_placement.first().map(|(_, runs)| figures(runs)).unwrap_or_default();
         object["size"] = args.size.into();
         object["runs"] = args.runs.into();
         object["pipelined_per_s"] = pipelined.median.into();
         object["pipelined_size"] = PIPELINED_BYTES.into();
-        object["idle_cpu_percent"] = idle.into();
-        for (placement, runs) in memory {
+        object["idle_cpu_percent"] = memory.idle.into();
+        for (placement, runs) in &memory.by_placement {
             object[placement.name()] = figures(runs);
         }
         if let Some(disk) = disk {
@@ -318,25 +326,35 @@ fn report(args: &AppendArgs, memory: &[(Placement, Vec<Run>)], pipelined: &[f64]
     }
     let spread = |s: Spread, digits: usize| format!("{:.digits$} ({:.digits$}–{:.digits$})", s.median, s.min, s.max);
     let mut rows = Vec::new();
-    let on_tmpfs = memory.iter().map(|(placement, runs)| (format!("tmpfs, {}", placement.name()), &runs[..]));
+    let on_tmpfs =
+        memory.by_placement.iter().map(|(placement, runs)| (format!("tmpfs, {}", placement.name()), &runs[..]));
     let on_disk = disk.map(|runs| ("disk, unpinned".to_owned(), runs));
     for (place, runs) in on_tmpfs.chain(on_disk) {
         rows.push(vec![
             format!("{} B, {place}", args.size),
             spread(figure(runs, |run| run.p50), 1),
-            spread(figure(runs, |run| run.p99), 1),
+            spread(figure(runs, |run| run.p99), 0),
             spread(figure(runs, |run| run.echo), 1),
+            spread(figure(runs, |run| run.echo_p99), 0),
             spread(figure(runs, |run| run.syncs), 1),
             spread(figure(runs, Run::ratio), 2),
         ]);
     }
     measure::table(
-        &["append, one outstanding", "p50 µs", "p99 µs", "TCP echo p50 µs", "2 × 3 fdatasync p50 µs", "p50 / limit"],
+        &[
+            "append, one outstanding",
+            "p50 µs",
+            "p99 µs",
+            "TCP echo p50 µs",
+            "TCP echo p99 µs",
+            "2 × 3 fdatasync p50 µs",
+            "p50 / limit",
+        ],
         &rows,
     );
     let rate = spread(Spread { min: pipelined.min / 1e3, median: pipelined.median / 1e3, max: pipelined.max / 1e3 }, 0);
     measure::table(
         &["pipelined", "thousand records/s", "idle server, % of a core"],
-        &[vec![format!("{PIPELINED_BYTES} B on tmpfs, 4096 in flight"), rate, format!("{idle:.2}")]],
+        &[vec![format!("{PIPELINED_BYTES} B on tmpfs, 4096 in flight"), rate, format!("{:.2}", memory.idle)]],
     );
 }

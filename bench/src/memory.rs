@@ -58,10 +58,10 @@ async fn write(records: u64, server: &Process) -> Outcome<(u64, f64)> {
     let mut most = 0;
     let mut pending = std::collections::VecDeque::new();
     for i in 0..records {
-        if pending.len() == flexlog_protocol::limits::TOKEN_WINDOW as usize {
-            if let Some(oldest) = pending.pop_front() {
-                wait(oldest).await?;
-            }
+        if pending.len() == flexlog_protocol::limits::TOKEN_WINDOW as usize
+            && let Some(oldest) = pending.pop_front()
+        {
+            wait(oldest).await?;
         }
         pending.push_back(log.submit(record.clone()).await?);
         if i % 4096 == 0 {

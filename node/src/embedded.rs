@@ -363,10 +363,10 @@ impl Embedded {
             // It may have ended by itself.
             let _ = stop.send(());
         }
-        if let Some(thread) = self.thread.take() {
-            if let Ok(Err(error)) = thread.join() {
-                tracing::error!(%error, "the cluster ended");
-            }
+        if let Some(thread) = self.thread.take()
+            && let Ok(Err(error)) = thread.join()
+        {
+            tracing::error!(%error, "the cluster ended");
         }
     }
 }

@@ -177,10 +177,10 @@ impl Server {
                 }
             }
         }
-        if *self.state.borrow() == State::Starting {
-            if let Some(why) = engine.trouble() {
-                self.state.send_replace(State::Failed(why));
-            }
+        if *self.state.borrow() == State::Starting
+            && let Some(why) = engine.trouble()
+        {
+            self.state.send_replace(State::Failed(why));
         }
         let deadline = engine.next_deadline();
         if deadline.is_some_and(|deadline| self.armed.get().is_none_or(|armed| deadline < armed)) {

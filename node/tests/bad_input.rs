@@ -1,5 +1,7 @@
 //! Whatever a user can get wrong: a clear message, the right exit code, and a server that serves on.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "a test that panics has failed")]
+
 mod support;
 
 use std::io::{Read, Write};

@@ -1,5 +1,7 @@
 //! Several colors and several clients: order, trim, and those who follow.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "a test that panics has failed")]
+
 mod support;
 
 use std::io::{BufRead, BufReader, Write};

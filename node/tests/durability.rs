@@ -2,6 +2,8 @@
 //!
 //! `kill -9` does not show this, since it keeps the page cache; the system calls do.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "a test that panics has failed")]
+
 mod support;
 
 use std::collections::BTreeMap;

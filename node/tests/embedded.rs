@@ -1,5 +1,7 @@
 //! The embedded cluster, spoken to in the protocol's own words over an in-process connection.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "a test that panics has failed")]
+
 use std::sync::Arc;
 
 use flexlog_node::embedded::{Embedded, Options};

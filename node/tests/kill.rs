@@ -1,6 +1,8 @@
 //! `kill -9` at random moments of a load: every number that was printed reads back with its bytes, and a client that
 //! outlives the server finishes with each line exactly once.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "a test that panics has failed")]
+
 mod support;
 
 use std::collections::HashMap;

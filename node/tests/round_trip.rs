@@ -1,5 +1,7 @@
 //! What goes in through the command comes back byte for byte, in order.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "a test that panics has failed")]
+
 mod support;
 
 use std::path::{Path, PathBuf};

@@ -1,5 +1,7 @@
 //! One rule of a member a test, as lists of what it does. The leaf and the store are played by hand.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "a test that panics has failed")]
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
