@@ -104,7 +104,7 @@ struct Worker {
     options: Options,
     raw: MmapDevice,
     raw_at: u64,
-    pool: Bytes,
+    pool: &'static [u8],
     size: usize,
     /// Records staged, all but the last numbered.
     staged: u64,
@@ -122,7 +122,16 @@ impl Worker {
         raw.grow(raw_bytes)?;
         let mut draw = SplitMix(name as u64);
         let pool: Vec<u8> = (0..POOL / 8).flat_map(|_| draw.draw().to_le_bytes()).collect();
-        let mut worker = Self { store: None, folder, options, raw, raw_at: 0, pool: pool.into(), size, staged: 0 };
+        let mut worker = Self {
+            store: None,
+            folder,
+            options,
+            raw,
+            raw_at: 0,
+            pool: Box::leak(pool.into_boxed_slice()),
+            size,
+            staged: 0,
+        };
         worker.open()?;
         Ok(worker)
     }
@@ -144,7 +153,8 @@ impl Worker {
         let mut entry = Entry { lsn: Lsn(self.staged), epoch: Epoch(1), body: Body::Assign(Vec::with_capacity(1)) };
         for record in self.staged..self.staged + records {
             let place = self.place(record);
-            let payload = self.pool.slice(place..place + self.size);
+            // Static bytes have no reference count: what it costs to share them is the caller's, not the store's.
+            let payload = Bytes::from_static(&self.pool[place..place + self.size]);
             let append = Append::new(token(record), COLOR, None, vec![Record::new(payload)?])?;
             if record > 0 {
                 assign(&mut entry, record - 1);

@@ -155,6 +155,14 @@ impl<A, C, S: Clone> Core<A, C, S> {
         self.sessions.values().map(ShardSession::open).sum()
     }
 
+    /// Ends the sessions that have nothing open: what to send for that goes to the end of `into`. Nothing while there is
+    /// no connection; then they stay, and are closed at the shard once they are idle.
+    pub fn close_sessions(&mut self, into: &mut Vec<Request>) {
+        if self.connected {
+            into.extend(self.sessions.values_mut().filter_map(ShardSession::close));
+        }
+    }
+
     /// Asks the node something; `request` makes the question from the id it is given.
     pub fn call(&mut self, deadline: Time, waiter: C, request: impl FnOnce(RequestId) -> Request) {
         let id = self.fresh_id();

@@ -21,6 +21,7 @@
 //! A [`Client`] is one connection to one node, made again when it breaks; everything that was open then goes on over
 //! the next one, and an append is numbered once however often it was sent. [`Log`] is a color seen through a client.
 //! Both are handles: clone them freely. When the last handle is gone, appends that are open are still seen through.
+//! [`Client::close`] waits for that, and for the node to take note that the client leaves.
 //!
 //! What is decided is decided in [`core`], which has no socket and no clock; the rest is a thin shell around it that
 //! needs a tokio runtime of either kind, with its I/O and time drivers enabled.

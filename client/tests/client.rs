@@ -1,13 +1,13 @@
 //! The client against a node that misbehaves on demand, over both transports.
 
 // Helpers are outside of test functions, where the lints do not see that this is a test.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod fake;
 
 use std::collections::VecDeque;
 use std::future::Future;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fake::{Node, number};
 use flexlog_client::{
@@ -55,6 +55,7 @@ over_both!(
     a_slow_subscriber_is_sent_what_it_allows,
     a_subscription_outlives_connections,
     handles_may_go_before_the_appends_do,
+    a_client_that_leaves_closes_its_sessions,
     large_records_go_through,
 );
 
@@ -303,6 +304,36 @@ async fn handles_may_go_before_the_appends_do<F: Future<Output = Client>>(
     node.until(|state| state.logs.values().any(|log| log.records.len() == 1)).await;
 }
 
+async fn a_client_that_leaves_closes_its_sessions<F: Future<Output = Client>>(
+    node: Node,
+    connect: impl FnOnce(Builder) -> F,
+) {
+    let client = connect(Client::builder()).await;
+    let log = client.color("c").await.unwrap();
+    node.tell(|state| state.hold = true);
+    let open = log.submit(record("open")).await.unwrap();
+    node.until(|state| state.logs.values().any(|log| log.records.len() == 1)).await;
+    let mut closing = Box::pin(client.close());
+    assert!(is_pending(closing.as_mut()).await, "an append is open");
+    assert!(matches!(log.append("later").await, Err(AppendError::Stopped { .. })));
+    assert!(log.tail().await.is_err());
+    assert_eq!(node.state.lock().closed, []);
+    node.tell(|state| state.hold = false);
+    closing.await;
+    assert_eq!(open.await, Ok(number(0)));
+    assert_eq!(node.state.lock().closed.len(), 1);
+    assert!(matches!(log.append("later").await, Err(AppendError::Stopped { .. })));
+}
+
+#[tokio::test]
+async fn the_last_handle_that_goes_closes_the_sessions() {
+    let node = Node::new();
+    let log = over_tcp(&node, Client::builder()).await.color("c").await.unwrap();
+    log.append("x").await.unwrap();
+    drop(log);
+    node.until(|state| state.closed.len() == 1).await;
+}
+
 async fn large_records_go_through<F: Future<Output = Client>>(_node: Node, connect: impl FnOnce(Builder) -> F) {
     let log = connect(Client::builder()).await.color("c").await.unwrap();
     let mut events = log.subscribe(SeqNum::MIN);
@@ -368,40 +399,5 @@ fn a_client_whose_runtime_is_gone_says_so() {
         assert!(matches!(log.append("x").await, Err(AppendError::Stopped { .. })));
         assert!(log.tail().await.unwrap_err().to_string().contains("has stopped"));
         assert!(matches!(log.subscribe(SeqNum::MIN).next().await, Some(Err(_))));
-    });
-}
-
-/// `cargo test --release -p flexlog-client --test client cost_of -- --ignored --nocapture`
-#[test]
-#[ignore = "a measurement, for people to read"]
-fn cost_of_pipelined_appends() {
-    let serving = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let node = Node::new();
-    let address = serving.block_on(node.serve_tcp());
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let log = Client::connect(address).await.unwrap().color("c").await.unwrap();
-        let payload = bytes::Bytes::from(vec![7; 100]);
-        let mut times: Vec<_> = Vec::new();
-        for _ in 0..20_000 {
-            let start = Instant::now();
-            log.append(&payload).await.unwrap();
-            times.push(start.elapsed());
-        }
-        times.sort_unstable();
-        println!("one at a time: p50 {:?}, p99 {:?}", times[10_000], times[19_800]);
-        let total = 1_000_000;
-        let start = Instant::now();
-        let mut open = VecDeque::new();
-        for _ in 0..total {
-            open.push_back(log.submit(Record::new(payload.clone()).unwrap()).await.unwrap());
-            if open.len() == 4096 {
-                open.pop_front().unwrap().await.unwrap();
-            }
-        }
-        for pending in open {
-            pending.await.unwrap();
-        }
-        println!("pipelined: {:.0} appends of 100 B a second", f64::from(total) / start.elapsed().as_secs_f64());
     });
 }

@@ -47,6 +47,13 @@ pub enum Request {
         /// Drawn by the client; the same nonce names the same session, so this may be repeated.
         nonce: Uuid,
     },
+    /// The client is done with a session. Not answered: it is closed if nothing of it is under way, else once it is idle.
+    CloseSession {
+        /// The shard that it is at.
+        shard: ShardId,
+        /// The session.
+        session: SessionId,
+    },
     /// Append these records. Answered by [`Answer::Appended`] and [`Answer::AppendRefused`].
     Append(Arc<AppendRequest>),
     /// One number of a color. Answered by [`Answer::Record`], `Hole`, `Trimmed`, `NotYet` or `Elsewhere`.

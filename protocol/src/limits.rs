@@ -36,6 +36,8 @@ pub const MAX_OUTBOUND_BYTES: usize = 4 << 20;
 pub const MAX_CREDIT_BYTES: u64 = 4 << 20;
 /// Idle time after which the leaf closes a session, in microseconds: 15 minutes.
 pub const SESSION_IDLE_MICROS: u64 = 15 * 60 * 1_000_000;
+/// Idle time after which the leaf may close a session to make room for another, in microseconds: 1 minute.
+pub const SESSION_SPARE_MICROS: u64 = 60 * 1_000_000;
 /// How long the leaf waits for the last members to report a token before it has them pull it, in microseconds: 50 ms.
 pub const COMPLETION_DELAY_MICROS: u64 = 50_000;
 /// The default bytes of one segment of a replica's log: 16 MiB.

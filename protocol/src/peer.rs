@@ -39,6 +39,11 @@ pub enum ToLeaf {
         /// Drawn by the client.
         nonce: Uuid,
     },
+    /// A client is done with its session.
+    CloseSession {
+        /// The session.
+        session: SessionId,
+    },
     /// A client wants `color` trimmed up to and including `upto`, which is below stable.
     Trim {
         /// The log to trim.

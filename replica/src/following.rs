@@ -272,12 +272,18 @@ impl Replica {
     fn close_session(&mut self, id: SessionId, out: &mut Vec<Output>) {
         let Some(session) = self.sessions.remove(&id) else { return };
         self.nonces.remove(&session.nonce);
-        self.connections.remove(&id);
+        let client = self.connections.remove(&id);
         let mut dropped = Vec::new();
         for (seq, slot) in session.slots() {
             if !matches!(slot.state, SlotState::Assigned(..)) {
                 self.unstage(slot);
-                dropped.push(Token { shard: self.shard, session: id, seq });
+                let token = Token { shard: self.shard, session: id, seq };
+                dropped.push(token);
+                // It crossed with the entry on its way: without a word its client would wait until the deadline.
+                if let Some(to) = client {
+                    let (member, why) = (self.id, AppendRefusal::SessionExpired);
+                    out.push(Output::Answer { to, answer: Answer::AppendRefused { token, member, why } });
+                }
             }
         }
         if !dropped.is_empty() {

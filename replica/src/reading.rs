@@ -23,6 +23,11 @@ impl Replica {
         match request {
             Request::OpenSession { id, shard, .. } if shard != self.shard => fail(id, Failure::NoSuchShard(shard)),
             Request::OpenSession { id, nonce, .. } => self.on_open_session(from, id, nonce, out),
+            Request::CloseSession { shard, session } => {
+                if shard == self.shard && self.sessions.contains_key(&session) {
+                    self.to_leaf(ToLeaf::CloseSession { session }, out);
+                }
+            }
             Request::ReadNext { id, tag: Some(_), .. }
             | Request::ReadPrev { id, tag: Some(_), .. }
             | Request::Subscribe { id, tag: Some(_), .. } => fail(id, Failure::Unsupported("reading by tag".into())),

@@ -460,13 +460,25 @@ fn a_nonce_names_one_session_which_is_told_once_committed() {
 }
 
 #[test]
+fn a_client_may_close_a_session_that_is_open_here() {
+    let (mut bench, session) = Bench::serving();
+    let close = |shard, session| Request::CloseSession { shard, session };
+    assert_eq!(bench.ask(close(ShardId(9), session)), []);
+    assert_eq!(bench.ask(close(SHARD, SessionId { lsn: Lsn(99), ..session })), []);
+    assert_eq!(bench.ask(close(SHARD, session)), [to_leaf(1, ToLeaf::CloseSession { session })]);
+    bench.commit(Body::CloseSession(session));
+    assert_eq!(bench.ask(close(SHARD, session)), []);
+}
+
+#[test]
 fn a_closed_session_takes_its_staged_records_along() {
     let (mut bench, session) = Bench::serving();
     bench.settle(session, 1, "a", n(1, 0));
     bench.append(session, 2, "b");
     bench.fence();
     let dropped = Token { shard: SHARD, session, seq: 2 };
-    assert_eq!(bench.commit(Body::CloseSession(session)), [Output::DropStaged(vec![dropped])]);
+    let told = refused(session, 2, AppendRefusal::SessionExpired);
+    assert_eq!(bench.commit(Body::CloseSession(session)), [told, Output::DropStaged(vec![dropped])]);
     assert_eq!(bench.append(session, 3, "c"), [refused(session, 3, AppendRefusal::SessionExpired)]);
     assert_eq!(bench.read(n(1, 0)), [record(n(1, 0), "a")]);
 }

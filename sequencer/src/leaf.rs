@@ -17,7 +17,7 @@
 //!
 //! What is held is bounded by what members may have under way: staged tokens and waiting clients there, [`MAX_SESSIONS`]
 //! and [`MAX_UNCOMMITTED_ENTRIES`](crate::MAX_UNCOMMITTED_ENTRIES) here. With that many entries uncommitted, complete
-//! tokens wait without a number and trims without an entry, and new sessions are refused.
+//! tokens wait without a number and trims without an entry, and sessions are neither opened nor closed by their clients.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -268,6 +268,7 @@ impl Leaf {
             ToLeaf::Persisted(reports) => self.persisted(now, member, &reports, out),
             ToLeaf::Acked(lsn) => self.acked(member, lsn, out),
             ToLeaf::OpenSession { nonce } => self.open_session(now, member, nonce, out),
+            ToLeaf::CloseSession { session } => self.close_session(session),
             ToLeaf::Trim { color, upto } => self.trim(color, upto),
             ToLeaf::TailAsk { ask, color } => self.tails.ask(self.view.members[member], ask, color),
             ToLeaf::Confirmed { round } => {
@@ -340,14 +341,28 @@ impl Leaf {
     }
 
     /// Sessions are opened by an entry. A nonce that is known gets another one, which members take for the first session.
+    /// With as many sessions as there may be, one that nobody seems to need makes room.
     fn open_session(&mut self, now: Time, member: usize, nonce: Uuid, out: &mut Vec<Output>) {
         let known = self.tokens.knows(nonce);
+        if !known
+            && self.tokens.sessions() >= MAX_SESSIONS
+            && let Some(spare) = self.tokens.spare(now)
+        {
+            self.close_session(spare);
+        }
         if self.log.is_full() || (!known && self.tokens.sessions() >= MAX_SESSIONS) {
             return self.to(self.view.members[member], ToMember::SessionRefused { nonce }, out);
         }
         let lsn = self.log.append(Body::OpenSession { nonce });
         if !known {
             self.tokens.open(now, SessionId { epoch: self.me.epoch, lsn }, Some(nonce));
+        }
+    }
+
+    /// What of a session is pending must be numbered first, or be given up by the rule for idle ones.
+    fn close_session(&mut self, session: SessionId) {
+        if !self.log.is_full() && self.tokens.close(session) {
+            self.log.append(Body::CloseSession(session));
         }
     }
 

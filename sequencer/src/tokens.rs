@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 
-use flexlog_protocol::limits::{COMPLETION_DELAY_MICROS, SESSION_IDLE_MICROS};
+use flexlog_protocol::limits::{COMPLETION_DELAY_MICROS, SESSION_IDLE_MICROS, SESSION_SPARE_MICROS};
 use flexlog_protocol::peer::Staged;
 use flexlog_protocol::{Assign, Color, SessionId, ShardId, Time, Token};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -190,16 +190,14 @@ impl Tokens {
             return Vec::new();
         }
         let all = self.all;
+        let nonces = &mut self.nonces;
         let mut closed = Vec::new();
         let mut next = None;
         self.sessions.retain(|id, session| {
             if session.active.after(SESSION_IDLE_MICROS) <= now {
                 if session.pending.values().all(|pending| pending.lacking(all).is_empty()) {
                     closed.push(*id);
-                    match session.nonce {
-                        Some(nonce) => _ = self.nonces.remove(&nonce),
-                        None => self.nonces.clear(), // Any of them may have named it.
-                    }
+                    forget_nonce(nonces, session.nonce);
                     return false;
                 }
                 session.active = now; // Not idle: look again after as long.
@@ -213,10 +211,37 @@ impl Tokens {
         closed
     }
 
+    /// Closes a session that its client is done with. Returns whether it was open and nothing of it is pending; else it
+    /// stays as it is, and is closed once it is idle.
+    pub(crate) fn close(&mut self, id: SessionId) -> bool {
+        if self.sessions.get(&id).is_none_or(|session| !session.pending.is_empty()) {
+            return false;
+        }
+        if let Some(session) = self.sessions.remove(&id) {
+            forget_nonce(&mut self.nonces, session.nonce);
+        }
+        true
+    }
+
+    /// The session that is idle for longest, for a minute at least, with nothing pending.
+    pub(crate) fn spare(&self, now: Time) -> Option<SessionId> {
+        let spare = |session: &Session| session.pending.is_empty() && session.active.after(SESSION_SPARE_MICROS) <= now;
+        let sessions = self.sessions.iter().filter(|(_, session)| spare(session));
+        sessions.min_by_key(|(id, session)| (session.active, **id)).map(|(id, _)| *id)
+    }
+
     /// When [`Tokens::take_late`] or [`Tokens::close_idle`] may have something to do.
     pub(crate) fn next_deadline(&self) -> Option<Time> {
         let late = self.late.front().map(|(deadline, _)| *deadline);
         late.into_iter().chain(self.idle_at).min()
+    }
+}
+
+/// The session that this nonce named is closed.
+fn forget_nonce(nonces: &mut FxHashSet<Uuid>, nonce: Option<Uuid>) {
+    match nonce {
+        Some(nonce) => _ = nonces.remove(&nonce),
+        None => nonces.clear(), // Any of them may have named it.
     }
 }
 
@@ -324,6 +349,34 @@ mod tests {
         assert_eq!(t.close_idle(idle), [SESSION]);
         assert_eq!((t.sessions(), t.pending(), t.next_deadline()), (0, 0, None));
         assert!(!t.is_open(SESSION) && !t.knows(Uuid::from_u128(5)));
+    }
+
+    #[test]
+    fn a_session_is_closed_for_its_client_unless_something_of_it_is_pending() {
+        let mut t = tokens();
+        assert!(!t.close(SessionId { lsn: Lsn(3), ..SESSION }), "of no open session");
+        let closes = |t: &mut Tokens| (t.close(SESSION), t.is_open(SESSION));
+        report(&mut t, START, 0, &[staged(1)]);
+        assert_eq!(closes(&mut t), (false, true), "members are awaited");
+        (1..3).for_each(|member| _ = report(&mut t, START, member, &[staged(1)]));
+        assert_eq!(closes(&mut t), (false, true), "complete, and its number not committed");
+        t.forget(&Assign::one(staged(1).token, Color(1), SeqNum::MIN, 2));
+        assert_eq!(closes(&mut t), (true, false));
+        assert_eq!((t.close(SESSION), t.knows(Uuid::from_u128(5))), (false, false));
+    }
+
+    #[test]
+    fn the_session_to_spare_is_the_one_that_is_idle_for_longest() {
+        let session = |lsn| SessionId { lsn: Lsn(lsn), ..SESSION };
+        let mut t = tokens();
+        t.open(START.after(2), session(3), None);
+        t.open(START.after(1), session(4), None);
+        report(&mut t, START, 0, &[staged(1)]);
+        let spare = START.after(1 + SESSION_SPARE_MICROS);
+        assert_eq!(t.spare(Time(spare.0 - 1)), None, "the oldest has something pending");
+        assert_eq!((t.spare(spare), t.spare(spare.after(1))), (Some(session(4)), Some(session(4))));
+        assert!(t.close(session(4)));
+        assert_eq!((t.spare(spare), t.spare(spare.after(1))), (None, Some(session(3))));
     }
 
     #[test]

@@ -134,7 +134,7 @@ impl Client {
             }
         };
         let room = u64::from(self.open.len() < self.most_open);
-        let list = [(0, 60 * room), (1, 12), (2, 2), (3, 2), (4, 1), (5, 1)];
+        let list = [(0, 60 * room), (1, 12), (2, 2), (3, 2), (4, 1), (5, 1), (6, 1)];
         match world.chooser.weighted(&list) {
             Some(0) => {
                 self.append(conn, session, world);
@@ -157,7 +157,15 @@ impl Client {
                 self.probe_window(conn, session, world);
                 Wish::Nothing
             }
-            Some(_) if world.chooser.one_in(6) => {
+            Some(5) if world.chooser.one_in(3) => {
+                // Another session comes next. What is open it will not hear of.
+                let member = world.member();
+                world.request(conn, member, Request::CloseSession { shard: SHARD, session });
+                self.session = Session::None;
+                self.open.clear();
+                Wish::Nothing
+            }
+            Some(6) if world.chooser.one_in(6) => {
                 self.alive = false;
                 Wish::Disconnect
             }
@@ -208,7 +216,8 @@ impl Client {
         if self.liar && world.chooser.one_in(5) {
             return self.lie(conn, session, &appends, world);
         }
-        let upto = if world.chooser.one_in(12) { Some(world.chooser.below(world.members() as u64) as usize) } else { None };
+        let upto =
+            if world.chooser.one_in(12) { Some(world.chooser.below(world.members() as u64) as usize) } else { None };
         self.send(conn, session, appends.clone(), upto, world);
         if world.chooser.one_in(10) {
             self.send(conn, session, appends, None, world);
@@ -310,7 +319,9 @@ impl Client {
             Answer::Appended(appended) => self.appended(member, &appended, history)?,
             Answer::AppendRefused { token, why, .. } => self.refused(token, why, broken_stores, history)?,
             Answer::Failed { why: Failure::TooManySessions | Failure::NotReady(_), .. } => {}
-            other => return Err(i12_bounds::wrong_refusal(format!("a client that only appends is answered {other:?}"))),
+            other => {
+                return Err(i12_bounds::wrong_refusal(format!("a client that only appends is answered {other:?}")));
+            }
         }
         Ok(())
     }
@@ -396,7 +407,9 @@ fn draw_append(token: Token, color: Color, world: &mut Outside<'_>) -> Option<Ar
         }
         payload.truncate(len as usize);
         let tags = if world.chooser.one_in(6) {
-            (0..world.chooser.between(1, 3)).filter_map(|tag| Tag::new(vec![b'a' + tag as u8; 1 + tag as usize]).ok()).collect()
+            (0..world.chooser.between(1, 3))
+                .filter_map(|tag| Tag::new(vec![b'a' + tag as u8; 1 + tag as usize]).ok())
+                .collect()
         } else {
             Vec::new()
         };

@@ -165,7 +165,10 @@ impl World {
             for at in &auditors {
                 let upto = self.readers[*at].subscribed_upto();
                 if let Some((_, upto)) = upto.iter().find(|(of, upto)| *of == color && *upto < stables[0]) {
-                    return Err(liveness::stuck(format!("a subscriber to color {color} stays at {upto} of {}", stables[0])));
+                    return Err(liveness::stuck(format!(
+                        "a subscriber to color {color} stays at {upto} of {}",
+                        stables[0]
+                    )));
                 }
             }
         }

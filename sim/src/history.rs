@@ -127,10 +127,11 @@ impl History {
 
     /// Some member has this token durably.
     pub(crate) fn staged_durably(&mut self, token: Token) {
-        if !self.tokens.contains_key(&token) && self.ledgers.iter().all(|ledger| ledger.is_staged_durably(token)) {
-            if let Some(written) = self.ledgers[0].staged.get(&token) {
-                self.complete.insert(token, (written.append.color(), written.append.count()));
-            }
+        if !self.tokens.contains_key(&token)
+            && self.ledgers.iter().all(|ledger| ledger.is_staged_durably(token))
+            && let Some(written) = self.ledgers[0].staged.get(&token)
+        {
+            self.complete.insert(token, (written.append.color(), written.append.count()));
         }
     }
 
@@ -177,7 +178,7 @@ impl History {
             Body::OpenSession { nonce } => {
                 let id = SessionId { epoch: entry.epoch, lsn: entry.lsn };
                 let newest = self.nonces.get(nonce).and_then(|ids| ids.last());
-                if !newest.and_then(|id| self.sessions.get(id)).is_some_and(|session| !session.closed) {
+                if newest.and_then(|id| self.sessions.get(id)).is_none_or(|session| session.closed) {
                     self.nonces.entry(*nonce).or_default().push(id);
                     self.sessions.insert(id, SessionTruth { closed: false });
                 }

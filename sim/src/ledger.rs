@@ -62,8 +62,6 @@ pub(crate) struct Ledger {
     pub(crate) checkpoints: Vec<(Lsn, Bytes)>,
     /// What the store was told to forget.
     pub(crate) trims: BTreeMap<Color, SeqNum>,
-    /// Whether all that was written must be found again: the process died, its machine did not.
-    pub(crate) whole: bool,
     pending: VecDeque<Pending>,
     /// How many writes of this process are durable.
     settled: u64,
@@ -128,11 +126,10 @@ impl Ledger {
     }
 
     /// The process is gone; what is pending may be there or not.
-    pub(crate) fn process_ended(&mut self, whole: bool) {
+    pub(crate) fn process_ended(&mut self) {
         self.pending.clear();
         self.refused.clear();
         self.settled = 0;
-        self.whole = whole;
     }
 
     /// Only the first `len` entries are there.

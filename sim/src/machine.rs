@@ -92,7 +92,7 @@ pub(crate) enum OpenFailure {
 pub(crate) enum Opened {
     NotYet,
     /// The store is open.
-    Store(Store<SimDevice>, Recovered),
+    Store(Box<(Store<SimDevice>, Recovered)>),
 }
 
 /// See the module.
@@ -135,9 +135,10 @@ impl Machine {
         self.replace(self.media.crash(seed));
     }
 
-    /// The process is killed, the machine goes on. Returns whether everything that was written is still there.
-    pub(crate) fn kill(&mut self) -> bool {
-        let failed = self.up().is_some_and(|member| member.failed.is_some());
+    /// The process is killed, the machine goes on: what the store gave to its medium is there. Returns how many writes a
+    /// fence covers that was under way.
+    pub(crate) fn kill(&mut self) -> Option<u64> {
+        let covered = self.up().filter(|member| member.failed.is_none()).and_then(|member| member.fence);
         self.process = Process::Closed;
         if self.armed {
             self.replace(self.media.copy());
@@ -145,7 +146,7 @@ impl Machine {
             // A fence that was under way goes on without the one who asked for it; what it does not cover is where it was.
             self.media.finish_fence();
         }
-        !failed
+        covered.map(|(_, upto)| upto)
     }
 
     fn replace(&mut self, media: SimMedia) {
@@ -238,7 +239,7 @@ impl Machine {
                 if self.image.as_ref().is_none_or(|(n, _)| opened > n + 2) {
                     self.image = Some((opened, self.media.copy()));
                 }
-                return Ok(Opened::Store(store, recovered));
+                return Ok(Opened::Store(Box::new((store, recovered))));
             }
         };
         self.process = Process::Opening(stage);

@@ -282,7 +282,9 @@ impl Asked {
             (Question::Trim(upto), Answer::TrimDone { point, .. }) if upto <= point => {
                 i06::told_trimmed(history, color, point)
             }
-            (Question::Trim(upto), Answer::Failed { why: Failure::TrimBeyondTail { tail, .. }, .. }) if upto >= tail => {
+            (Question::Trim(upto), Answer::Failed { why: Failure::TrimBeyondTail { tail, .. }, .. })
+                if upto >= tail =>
+            {
                 self.tail(tail, history)
             }
             (_, Answer::Failed { why: Failure::NotReady(_), .. }) => Ok(()),

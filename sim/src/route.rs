@@ -1,10 +1,11 @@
 //! How messages get from one core to another, and outputs to where they belong: the part that the node's engine has.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use flexlog_protocol::api::{Answer, Request};
 use flexlog_protocol::media::{LogStore, StoreError};
 use flexlog_protocol::peer::{FromParent, Of, PeerMessage, Staged, ToLeaf, ToMember, ToParent};
-use flexlog_protocol::api::{Answer, Request};
 use flexlog_protocol::{Body, Entry, Epoch, SeqNum};
 use flexlog_replica::{Input, Output, Persist};
 use flexlog_sequencer::Counter;
@@ -264,7 +265,11 @@ impl World {
             }
             ToLeaf::Persisted(list) => i02::reports_staged(&self.history, at, list)?,
             ToLeaf::Acked(lsn) => i02::acknowledges(&self.history, at, *lsn)?,
-            ToLeaf::OpenSession { .. } | ToLeaf::Trim { .. } | ToLeaf::TailAsk { .. } | ToLeaf::Confirmed { .. } => {}
+            ToLeaf::OpenSession { .. }
+            | ToLeaf::CloseSession { .. }
+            | ToLeaf::Trim { .. }
+            | ToLeaf::TailAsk { .. }
+            | ToLeaf::Confirmed { .. } => {}
         }
         self.push(Stream::ToLeaf { member: at, leaf: of.leaf.epoch }, Packet::ToLeaf(of));
         Ok(())
@@ -454,11 +459,7 @@ impl World {
         self.route_leaf(at, outputs)
     }
 
-    pub(crate) fn route_leaf(
-        &mut self,
-        at: usize,
-        outputs: Vec<flexlog_sequencer::Output>,
-    ) -> Result<(), Violation> {
+    pub(crate) fn route_leaf(&mut self, at: usize, outputs: Vec<flexlog_sequencer::Output>) -> Result<(), Violation> {
         use flexlog_sequencer::Output;
         self.chooser.note(outputs.len() as u64);
         let incarnation = self.sequencers[at].incarnation;
@@ -480,7 +481,9 @@ impl World {
                     }
                 }
                 Output::Parent(message) => {
-                    if let ToParent::Order { color, count, .. } = &message {
+                    if let ToParent::Order { color, count, .. } = &message
+                        && !self.is_deposed(at)
+                    {
                         let sequencer = &mut self.sequencers[at];
                         let outstanding = sequencer.outstanding.entry(*color).or_default();
                         *outstanding += u64::from(*count);
@@ -489,8 +492,14 @@ impl World {
                     self.push(Stream::ToCounter { leaf }, Packet::ToCounter(message));
                 }
                 Output::Recovered { colors } => {
-                    let counter = Counter::new(incarnation, colors).with_limit(self.kind.numbers_per_epoch);
-                    self.sequencers[at].counter = Some(counter);
+                    // A limit this low must have room for all that is staged already, as the real one does: else no epoch
+                    // is ever long enough.
+                    let staged: BTreeMap<_, _> =
+                        self.history.ledgers.iter().flat_map(|ledger| &ledger.staged).collect();
+                    let waiting = staged.iter().filter(|(token, _)| !self.history.tokens.contains_key(token));
+                    let records: u32 = waiting.map(|(_, written)| written.append.count()).sum();
+                    let limit = self.kind.numbers_per_epoch.max(records + 20);
+                    self.sequencers[at].counter = Some(Counter::new(incarnation, colors).with_limit(limit));
                 }
                 Output::Serving => {}
                 Output::EpochFull => {
@@ -503,8 +512,15 @@ impl World {
         Ok(())
     }
 
+    /// Whether some member refuses what this leaf says: then it gets nothing committed, whatever it does.
+    fn is_deposed(&self, at: usize) -> bool {
+        let epoch = self.sequencers[at].incarnation.epoch;
+        self.history.ledgers.iter().any(|ledger| ledger.fence.is_some_and(|fence| fence.epoch > epoch))
+    }
+
     /// A leaf sends entries: looks at those that it wrote itself and sends for the first time.
     fn leaf_writes(&mut self, at: usize, entries: &[Arc<Entry>]) -> Result<(), Violation> {
+        let deposed = self.is_deposed(at);
         for entry in entries {
             let sequencer = &mut self.sequencers[at];
             if entry.epoch != sequencer.incarnation.epoch || entry.lsn <= sequencer.seen {
@@ -515,7 +531,9 @@ impl World {
                 Body::Assign(runs) => {
                     for run in runs {
                         for (token, first) in run.each() {
-                            i01::has_no_number(&self.history, token, first)?;
+                            if !deposed {
+                                i01::has_no_number(&self.history, token, first)?;
+                            }
                             i02::numbers(&self.history, token)?;
                             sequencer.numbered.insert(token);
                         }

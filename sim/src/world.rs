@@ -128,8 +128,9 @@ impl World {
     pub(crate) fn new(seed: u64, config: Config) -> Self {
         let mut chooser = Chooser::new(seed);
         let kind = Kind::draw(&mut chooser, config);
-        let segment_bytes = chooser.pick(&[4096, 8192, 16_384]);
-        let segments = chooser.pick(&[10, 16, 24, 64]);
+        let segment_bytes = chooser.pick(&[8192, 16_384]);
+        // Small enough to be full at times; more of it where more is to come.
+        let segments = chooser.pick(&[6, 8, 12, 64]) * (config.events / 3000).max(1);
         let options = Options { segment_bytes, limit_bytes: HEAD + segments * segment_bytes, prefault: false };
         let machines = (0..config.members).map(|member| Machine::new(member, kind.fences, options)).collect();
         let clients = (0..chooser.between(1, 5))
@@ -168,14 +169,7 @@ impl World {
         self.finale()
     }
 
-    #[allow(clippy::print_stderr)]
     pub(crate) fn report(&self, violation: Option<Violation>) -> Report {
-        if self.config.record && violation.is_some() { // DBG
-            for (m, l) in self.history.ledgers.iter().enumerate() {
-                eprintln!("LEDGER {m} durable {} committed {} cps {:?} fences {:?}", l.durable, self.history.committed.len(), l.checkpoints.iter().map(|c| c.0).collect::<Vec<_>>(), l.fences);
-                for e in &l.log { eprintln!("   {:?}", e); }
-            }
-        } // DBGEND
         Report {
             trace: self.chooser.trace(),
             events: self.history.event,
@@ -205,10 +199,11 @@ impl World {
     }
 
     fn step(&mut self) -> Result<(), Violation> {
-        if self.config.faults && self.chooser.one_in(self.kind.fault_every) {
-            if let Some(fault) = self.chooser.weighted(&self.kind.faults) {
-                return self.act(Action::Fault(fault));
-            }
+        if self.config.faults
+            && self.chooser.one_in(self.kind.fault_every)
+            && let Some(fault) = self.chooser.weighted(&self.kind.faults)
+        {
+            return self.act(Action::Fault(fault));
         }
         let mut options = std::mem::take(&mut self.options);
         options.clear();
@@ -224,7 +219,8 @@ impl World {
         }
         options.push((Action::PassTime, 3));
         options.extend((0..self.clients.len()).filter(|at| self.clients[*at].alive).map(|at| (Action::Client(at), 3)));
-        options.extend((0..self.readers.len()).filter(|at| !self.readers[*at].auditor).map(|at| (Action::Reader(at), 3)));
+        options
+            .extend((0..self.readers.len()).filter(|at| !self.readers[*at].auditor).map(|at| (Action::Reader(at), 3)));
         if self.broken_stores {
             options.push((Action::Fault(Fault::PowerCut), 1));
         }
@@ -367,9 +363,11 @@ impl World {
         let machine = &mut self.machines[at];
         match machine.open_step(&mut self.metadata, nonce, believing) {
             Ok(Opened::NotYet) => Ok(()),
-            Ok(Opened::Store(store, recovered)) => {
+            Ok(Opened::Store(opened)) => {
+                let (store, recovered) = *opened;
                 i10_recovery::recovered(&mut self.history, at, &recovered, &store)?;
-                let outputs = self.machines[at].start(store, recovered).map_err(|why| i10_recovery::opening(at, &why))?;
+                let outputs =
+                    self.machines[at].start(store, recovered).map_err(|why| i10_recovery::opening(at, &why))?;
                 for output in outputs {
                     if let flexlog_replica::Output::DropStaged(tokens) = output {
                         self.history.ledgers[at].dropped.extend(tokens);
@@ -428,10 +426,10 @@ impl World {
                 let at = self.chooser.below(self.machines.len() as u64) as usize;
                 self.machines[at].swap_in_image();
             }
-            Fault::Kill => self.kill(),
+            Fault::Kill => self.kill()?,
             Fault::PowerCutOne | Fault::KillOne => {
                 let at = self.chooser.below(self.machines.len() as u64) as usize;
-                self.end_one(at, fault == Fault::KillOne);
+                self.end_one(at, fault == Fault::KillOne)?;
             }
             Fault::LeafDies => {
                 if self.sequencers.pop().is_some() {
@@ -476,49 +474,49 @@ impl World {
             // What lies in the place of a medium is not what it was written to.
             self.machines[at].swap_out_image();
             self.machines[at].power_cut(seed);
-            self.history.ledgers[at].process_ended(false);
+            self.history.ledgers[at].process_ended();
         }
         self.broken_stores = false;
     }
 
     /// `kill -9`: no process is left, the media are as written.
-    fn kill(&mut self) {
+    fn kill(&mut self) -> Result<(), Violation> {
         self.crashes += 1;
         self.end_cluster();
-        for at in 0..self.machines.len() {
-            self.kill_process(at);
-        }
         self.broken_stores = false;
+        (0..self.machines.len()).try_for_each(|at| self.kill_process(at))
     }
 
-    fn kill_process(&mut self, at: usize) {
-        let was_up = self.machines[at].up().is_some();
-        let unfailed = self.machines[at].kill();
-        let ledger = &mut self.history.ledgers[at];
-        // A process that was killed while it opened its store had written nothing; what is due is what was due.
-        let whole = if was_up { unfailed } else { ledger.whole };
-        ledger.process_ended(whole);
+    fn kill_process(&mut self, at: usize) -> Result<(), Violation> {
+        if let Some(upto) = self.machines[at].kill() {
+            self.history.durable_upto(at, upto)?;
+        }
+        self.history.ledgers[at].process_ended();
+        Ok(())
     }
 
     /// One machine is gone for a while, and comes back.
-    fn end_one(&mut self, at: usize, kill: bool) {
+    fn end_one(&mut self, at: usize, kill: bool) -> Result<(), Violation> {
         self.crashes += 1;
         if kill {
-            self.kill_process(at);
+            self.kill_process(at)?;
         } else {
             let seed = self.chooser.draw();
             self.machines[at].swap_out_image();
             self.machines[at].power_cut(seed);
-            self.history.ledgers[at].process_ended(false);
+            self.history.ledgers[at].process_ended();
         }
         self.broken_stores = self.machines.iter().any(|m| m.up().is_some_and(|member| member.failed.is_some()));
         self.net.drop_streams(|stream| match stream {
             Stream::ToMember { member, .. } | Stream::Request { member, .. } => member == at,
             Stream::Peer { to, .. } => to == at,
             Stream::Store { member } | Stream::Fetch { member } => member == at,
-            Stream::ToLeaf { .. } | Stream::ToCounter { .. } | Stream::FromCounter { .. } | Stream::Answer { .. } => false,
+            Stream::ToLeaf { .. } | Stream::ToCounter { .. } | Stream::FromCounter { .. } | Stream::Answer { .. } => {
+                false
+            }
         });
         self.disconnect_all();
+        Ok(())
     }
 
     fn end_cluster(&mut self) {
@@ -582,10 +580,11 @@ impl Kind {
         }
         Self {
             fences,
-            numbers_per_epoch: chooser.pick(&[150, 400, SeqNum::MAX_COUNT]),
+            numbers_per_epoch: chooser.pick(&[20, 60, SeqNum::MAX_COUNT]),
             colors: chooser.between(1, 4),
             payload: chooser.pick(&[64, 200, 600]),
-            fault_every: chooser.pick(&[25, 60, 150, 400]),
+            // So many in a run, however long it is: a longer run is to go further in between.
+            fault_every: chooser.pick(&[25, 60, 150, 400]) * (config.events / 3000).max(1),
             faults,
         }
     }

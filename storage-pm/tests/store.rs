@@ -417,7 +417,9 @@ fn generations_go_on_beyond_what_an_opening_reserves() {
 fn a_long_checkpoint_counts_only_when_whole() {
     let state: Vec<u8> = (0..8000_u32).map(|i| (i % 251) as u8).collect();
     let (media, mut store) = small_log();
+    media.set_fences(Fences::WhenTold);
     store.checkpoint(Lsn(5), &state).unwrap();
+    store.fence().unwrap();
     let (mut old, mut new) = (0, 0);
     for seed in 0..60 {
         let (_, recovered) = open(&media.crash(seed), options(4096, 8)).unwrap();
@@ -434,7 +436,7 @@ fn a_long_checkpoint_counts_only_when_whole() {
         }
     }
     assert!(old > 0 && new > 0, "{old} {new}");
-    fence(&mut store);
+    media.finish_fence();
     assert_eq!(open(&media.crash(0), options(4096, 8)).unwrap().1.checkpoint.unwrap().0, Lsn(5));
 }
 

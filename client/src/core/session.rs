@@ -102,6 +102,16 @@ impl<A> ShardSession<A> {
         self.state = State::Opening { id, nonce, asked: false };
     }
 
+    /// Ends the session, unless something of it is open; the next append opens another. What to send for that.
+    pub(super) fn close(&mut self) -> Option<Request> {
+        let State::Open(Window { session, .. }) = self.state else { return None };
+        if self.open() > 0 {
+            return None;
+        }
+        self.state = State::None;
+        Some(Request::CloseSession { shard: self.shard, session })
+    }
+
     pub(super) fn is_opening(&self, with: RequestId) -> bool {
         matches!(self.state, State::Opening { id, .. } if id == with)
     }

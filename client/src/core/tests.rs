@@ -430,6 +430,27 @@ fn a_session_that_is_refused_fails_what_waits_for_it() {
 }
 
 #[test]
+fn a_session_with_nothing_open_is_closed_and_the_next_append_opens_another() {
+    let mut bench = Bench::with_appends(1);
+    let close = |bench: &mut Bench| {
+        let mut sent = Vec::new();
+        bench.core.close_sessions(&mut sent);
+        sent
+    };
+    assert_eq!(close(&mut bench), [], "an append is open");
+    bench.say(&[1, 2, 3], 1, false, 1, 1, 50);
+    bench.core.disconnected();
+    assert_eq!(close(&mut bench), [], "nobody would hear it");
+    bench.core.connected();
+    assert_eq!(close(&mut bench), [Request::CloseSession { shard: SHARD, session: bench.session }]);
+    assert_eq!(close(&mut bench), []);
+    bench.session.lsn = Lsn(11);
+    bench.submit(2);
+    bench.open();
+    assert_eq!(bench.appends()[0].appends[0].token(), bench.token(1));
+}
+
+#[test]
 fn calls_are_asked_again_and_answered_once() {
     let mut bench = Bench::new();
     let color = Color(1);

@@ -148,6 +148,15 @@ impl Client {
         Builder::default()
     }
 
+    /// Ends the client and all its handles: waits until the open appends are done or out of time, then closes its sessions
+    /// at their shards and leaves. What other handles ask for meanwhile or afterwards is refused as `Stopped`.
+    ///
+    /// Dropping the last handle does the same in the background, as long as the runtime goes on; a session that is not
+    /// closed by its client takes up a place at its shard until it has been idle for a while.
+    pub async fn close(self) {
+        self.handle.close().await;
+    }
+
     /// The cluster that the client is connected to.
     #[must_use]
     pub fn cluster(&self) -> ClusterId {

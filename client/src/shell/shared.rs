@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use flexlog_protocol::Time;
 use flexlog_protocol::api::{Answer, Hello, Request, RequestId, ShardInfo};
-use flexlog_protocol::net::Connect;
+use flexlog_protocol::net::{Connect, Sender};
 
 use crate::core::{AppendFailure, CallFailure, Core, Job, Outcomes, Wanted, open_cost};
 use crate::error::{CallError, NoAnswer};
@@ -32,18 +32,65 @@ pub(crate) struct Settings {
 
 struct State {
     core: Core<AppendWaiter, CallWaiter, Arc<Inbox>>,
+    /// The way to the node. Whoever has it writes: here, with the lock held and without waiting, or in the connection
+    /// task, which takes it away meanwhile. So requests go out in the order in which the core gives them.
+    sender: Option<Box<dyn Sender<Request>>>,
+    /// Came out of the core, and the transport did not take them without waiting.
+    untaken: Vec<Request>,
+    /// The transport took something that it has not sent yet.
+    unsent: bool,
+    /// Why the connection is of no use any more, as found out by a writer that was not the connection task.
+    broken: Option<String>,
+    /// When the connection task will look at the deadlines again, at the latest.
+    alarm: Time,
     /// Why there is no connection.
     trouble: Option<String>,
-    /// No user is left: the task ends when the open appends have.
+    /// No user is left, or one closed the client: the task ends when the open appends have.
     abandoned: bool,
     stopped: bool,
+}
+
+/// What the connection task does next.
+pub(super) enum Next {
+    /// Send what was collected, and give the sender back.
+    Send(Box<dyn Sender<Request>>),
+    /// Nothing is to be sent.
+    Wait,
+    /// Nobody is left, and nothing is open: say what was collected, if there is a connection to say it on, and leave.
+    Leave(Option<Box<dyn Sender<Request>>>),
+    /// The connection broke.
+    Broken(String),
+}
+
+impl State {
+    /// Writes what is to be sent, if one append is all that is open: nothing would be gained by handing it to the
+    /// connection task, as there is nothing to batch it with. Returns whether the task need not be woken.
+    fn write_now(&mut self) -> bool {
+        let deadline = |core: &Core<_, _, _>| core.next_deadline().unwrap_or(Time(u64::MAX));
+        if self.core.open_appends() != 1 || self.unsent || deadline(&self.core) < self.alarm {
+            return false;
+        }
+        let Some(sender) = &mut self.sender else { return false };
+        self.core.take_requests(&mut self.untaken);
+        match sender.try_send(&mut self.untaken) {
+            Ok(all) => {
+                self.unsent = !all;
+                all
+            }
+            Err(error) => {
+                self.broken = Some(error.to_string());
+                self.sender = None;
+                false
+            }
+        }
+    }
 }
 
 pub(super) struct Shared {
     state: Mutex<State>,
     /// Rung when there may be something to send.
     pub bell: Notify,
-    /// Rung when appends are finished.
+    /// Rung when appends are finished, and when the task is.
     room: Notify,
     pub connector: Box<dyn Connect>,
     /// What is said on every connection after the first: names the cluster that the first one led to.
@@ -59,7 +106,17 @@ fn micros(duration: Duration) -> u64 {
 
 impl Shared {
     pub(super) fn new(seed: uuid::Uuid, connector: Box<dyn Connect>, hello: Hello, settings: Settings) -> Self {
-        let state = State { core: Core::new(seed), trouble: None, abandoned: false, stopped: false };
+        let state = State {
+            core: Core::new(seed),
+            sender: None,
+            untaken: Vec::new(),
+            unsent: false,
+            broken: None,
+            alarm: Time(u64::MAX),
+            trouble: None,
+            abandoned: false,
+            stopped: false,
+        };
         Self {
             state: Mutex::new(state),
             bell: Notify::new(),
@@ -84,10 +141,12 @@ impl Shared {
         self.start + Duration::from_micros(time.0.min(now.after(DAY).0))
     }
 
-    /// A connection is there.
-    pub(super) fn connected(&self) {
+    /// A connection is there; its task has set no alarm.
+    pub(super) fn connected(&self, sender: Box<dyn Sender<Request>>) {
         let mut state = self.state.lock();
         state.trouble = None;
+        state.alarm = Time(u64::MAX);
+        state.sender = Some(sender);
         state.core.connected();
     }
 
@@ -96,6 +155,10 @@ impl Shared {
         let finished = {
             let mut state = self.state.lock();
             state.trouble = Some(why);
+            state.sender = None;
+            state.untaken.clear();
+            state.unsent = false;
+            state.broken = None;
             state.core.disconnected();
             take(&mut state)
         };
@@ -107,21 +170,41 @@ impl Shared {
         self.state.lock().trouble = Some(why);
     }
 
-    /// What is to be sent, into `outbox`, and when to come back. `None`: nobody is left, and nothing is open.
-    pub(super) fn collect(&self, outbox: &mut Vec<Request>) -> Option<Time> {
-        let mut state = self.state.lock();
-        if state.abandoned && state.core.open_appends() == 0 {
-            return None;
+    /// What is to be sent, into `outbox`, which is empty; what to do; and when to look at the deadlines.
+    pub(super) fn collect(&self, outbox: &mut Vec<Request>) -> (Next, Time) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let deadline = state.core.next_deadline().unwrap_or(Time(u64::MAX));
+        if let Some(why) = state.broken.take() {
+            return (Next::Broken(why), deadline);
         }
+        std::mem::swap(outbox, &mut state.untaken);
         state.core.take_requests(outbox);
-        Some(state.core.next_deadline().unwrap_or(Time(u64::MAX)))
+        if state.abandoned && state.core.open_appends() == 0 {
+            state.core.close_sessions(outbox);
+            return (Next::Leave(state.sender.take()), deadline);
+        }
+        state.alarm = state.alarm.min(deadline);
+        let next = match state.sender.take_if(|_| !outbox.is_empty() || state.unsent) {
+            Some(sender) => Next::Send(sender),
+            None => Next::Wait,
+        };
+        (next, deadline)
     }
 
-    /// Time has passed. Returns whether something that was sent ran out of it.
+    /// Everything that was collected is sent.
+    pub(super) fn sent(&self, sender: Box<dyn Sender<Request>>) {
+        let mut state = self.state.lock();
+        state.sender = Some(sender);
+        state.unsent = false;
+    }
+
+    /// The alarm rang. Returns whether something that was sent ran out of time.
     pub(super) fn tick(&self) -> bool {
         let now = self.now();
         let finished = {
             let mut state = self.state.lock();
+            state.alarm = Time(u64::MAX);
             state.core.tick(now);
             take(&mut state)
         };
@@ -177,6 +260,7 @@ impl Shared {
         let core = {
             let mut state = self.state.lock();
             state.stopped = true;
+            state.sender = None;
             std::mem::replace(&mut state.core, Core::new(uuid::Uuid::nil()))
         };
         // Dropping the waiters tells those who hold the other ends.
@@ -231,6 +315,23 @@ impl Handle {
         NoAnswer { address: self.address(), after, trouble }
     }
 
+    /// Sees the open appends through, then has the task leave, and waits until it has. Nothing new is taken from here on.
+    pub(crate) async fn close(&self) {
+        let shared = &*self.shared;
+        shared.state.lock().abandoned = true;
+        shared.bell.notify_one();
+        // Those who wait for room need not any more.
+        shared.room.notify_waiters();
+        loop {
+            let mut rung = std::pin::pin!(shared.room.notified());
+            rung.as_mut().enable();
+            if shared.state.lock().stopped {
+                return;
+            }
+            rung.await;
+        }
+    }
+
     /// Submits an append that keeps its bounds, as soon as there is room. `None`: the task has stopped. An error: there
     /// was no room until the deadline.
     pub(crate) async fn submit(
@@ -245,7 +346,7 @@ impl Handle {
         let mut records = Some(records);
         let mut try_now = || {
             let mut state = shared.state.lock();
-            if state.stopped {
+            if state.stopped || state.abandoned {
                 return Some(None);
             }
             if !state.core.has_room(shard.shard, bytes) {
@@ -254,8 +355,11 @@ impl Handle {
             let records = records.take()?;
             let (waiter, waiting) = oneshot::channel();
             state.core.submit(shard, Job { color, records, deadline, waiter });
+            let written = state.write_now();
             drop(state);
-            shared.bell.notify_one();
+            if !written {
+                shared.bell.notify_one();
+            }
             Some(Some(Ok(waiting)))
         };
         loop {
@@ -280,7 +384,7 @@ impl Handle {
         let after = self.shared.settings.deadline;
         {
             let mut state = self.shared.state.lock();
-            if state.stopped {
+            if state.stopped || state.abandoned {
                 return Err(CallError::Stopped);
             }
             state.core.call(self.shared.now().after(micros(after)), waiter, request);
@@ -296,7 +400,7 @@ impl Handle {
     pub(crate) fn subscribe(&self, wanted: Wanted, inbox: &Arc<Inbox>) -> RequestId {
         let id = {
             let mut state = self.shared.state.lock();
-            if state.stopped {
+            if state.stopped || state.abandoned {
                 inbox.stop();
                 return 0;
             }

@@ -57,6 +57,8 @@ pub struct State {
     pub refuse: Option<AppendRefusal>,
     pub connections: usize,
     pub unsubscribed: usize,
+    /// Sessions that clients closed.
+    pub closed: Vec<SessionId>,
     /// The most bytes that a subscription was sent beyond what its user had allowed at that time.
     pub sent_to_subscribers: u64,
     pub allowed_to_subscribers: u64,
@@ -290,6 +292,10 @@ impl State {
                 if let Some(sub) = subs.get_mut(&id) {
                     sub.credit += bytes;
                 }
+                return false;
+            }
+            Request::CloseSession { session, .. } => {
+                self.closed.push(session);
                 return false;
             }
             Request::Unsubscribe { id } => {

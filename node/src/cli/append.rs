@@ -6,7 +6,7 @@ use std::io::{self, BufRead, BufReader, IsTerminal, Read};
 use std::path::PathBuf;
 
 use clap::Args;
-use flexlog_client::{AppendError, Log, Pending};
+use flexlog_client::{AppendError, Client, Log, Pending};
 use flexlog_protocol::{Record, SeqNum, limits};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -41,6 +41,13 @@ const BATCH: usize = 256;
 pub(crate) async fn run(args: AppendArgs) -> Result<(), Stop> {
     let source = Source::open(&args)?;
     let client = args.common.connect().await?;
+    let result = append(&client, source, &args).await;
+    // Also after an error: a session that nobody closes takes up a place at its shard.
+    client.close().await;
+    result
+}
+
+async fn append(client: &Client, source: Source, args: &AppendArgs) -> Result<(), Stop> {
     let log = match args.no_create {
         true => client.existing_color(&args.color).await?,
         false => client.color(&args.color).await?,

@@ -157,11 +157,11 @@ fn from_proto(answer: proto::Answer) -> Result<Answer, WireError> {
     })
 }
 
-fn session_to(session: SessionId) -> proto::Session {
+pub(super) fn session_to(session: SessionId) -> proto::Session {
     proto::Session { epoch: session.epoch.0, lsn: session.lsn.0 }
 }
 
-fn session_from(session: proto::Session) -> SessionId {
+pub(super) fn session_from(session: proto::Session) -> SessionId {
     SessionId { epoch: Epoch(session.epoch), lsn: Lsn(session.lsn) }
 }
 

@@ -5,7 +5,7 @@ use prost::Message as _;
 
 use super::proto::{self, request::Kind};
 use super::scan::{Fields, Value};
-use super::{Frames, MAX_MESSAGES_PER_FRAME, TARGET_FRAME_BYTES, WireError, append, hello, scan};
+use super::{Frames, MAX_MESSAGES_PER_FRAME, TARGET_FRAME_BYTES, WireError, answer, append, hello, scan};
 use crate::api::Request;
 use crate::ids::{Color, SeqNum, ShardId};
 use crate::record::Tag;
@@ -94,6 +94,10 @@ fn to_proto(request: &Request) -> Option<proto::Request> {
             let nonce = Bytes::copy_from_slice(nonce.as_bytes());
             (id, Kind::OpenSession(proto::OpenSession { shard: shard.0, nonce }))
         }
+        Request::CloseSession { shard, session } => {
+            let session = Some(answer::session_to(*session));
+            (&0, Kind::CloseSession(proto::CloseSession { shard: shard.0, session }))
+        }
         Request::Read { id, color, number, wait_micros } => {
             let read = proto::Read { color: color.0, number: number.to_raw(), wait_micros: *wait_micros };
             (id, Kind::Read(read))
@@ -129,6 +133,10 @@ fn from_proto(request: proto::Request) -> Result<Request, WireError> {
         Some(Kind::Status(_)) => Request::Status { id },
         Some(Kind::OpenSession(open)) => {
             Request::OpenSession { id, shard: ShardId(open.shard), nonce: hello::uuid(&open.nonce)? }
+        }
+        Some(Kind::CloseSession(close)) => {
+            let session = close.session.ok_or(WireError::Malformed("a session to close has no name"))?;
+            Request::CloseSession { shard: ShardId(close.shard), session: answer::session_from(session) }
         }
         Some(Kind::Read(read)) => Request::Read {
             id,

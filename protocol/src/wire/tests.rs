@@ -1,7 +1,6 @@
 //! Everything round-trips, agrees with the generated code, and nothing that comes in can break a bound.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use proptest::collection::vec;
@@ -100,6 +99,7 @@ fn request() -> impl Strategy<Value = Request> {
         }),
         (id, any::<u64>()).prop_map(|(id, bytes)| Request::Credit { id, bytes }),
         id.prop_map(|id| Request::Unsubscribe { id }),
+        (any::<u32>(), session()).prop_map(|(shard, session)| Request::CloseSession { shard: ShardId(shard), session }),
     ]
 }
 
@@ -444,42 +444,4 @@ fn payloads_share_their_frame() {
         let Request::Append(append) = request else { panic!() };
         assert!(append.appends.iter().all(|append| range.contains(&append.records()[0].payload().as_ptr())));
     }
-}
-
-/// Nanoseconds for each of 500 records: the best round and the middle one, as other work on the machine disturbs some.
-fn nanos(mut round: impl FnMut()) -> String {
-    let time = |round: &mut dyn FnMut()| {
-        let start = Instant::now();
-        round();
-        start.elapsed().as_nanos() / 500
-    };
-    let mut times: Vec<_> = (0..4000).map(|_| time(&mut round)).collect();
-    times.sort_unstable();
-    format!("{} ns at best, {} ns in the middle", times[0], times[2000])
-}
-
-/// `cargo test --release -p flexlog-protocol cost_of -- --ignored --nocapture`
-#[test]
-#[ignore = "a measurement, for people to read"]
-fn cost_of_an_append() {
-    let request = [Request::Append(Arc::new(appends_of(500, 100)))];
-    let mut out = BytesMut::new();
-    let encode = || {
-        out.clear();
-        encode_requests(&request, &mut out).unwrap();
-    };
-    println!("to encode an append of 100 B: {}", nanos(encode));
-    let frame = split_frame(&mut out, MAX_FRAME_BYTES).unwrap().unwrap();
-    let decode = || drop(std::hint::black_box(decode_requests(frame.clone()).unwrap()));
-    println!("to decode an append of 100 B: {}", nanos(decode));
-    let records: Vec<_> = (0..500).map(|i| (SeqNum::from_raw(i), Record::new(vec![1; 100]).unwrap())).collect();
-    let answer = [Answer::Delivered { id: 1, records, upto: SeqNum::from_raw(1000) }];
-    let encode = || {
-        out = BytesMut::new();
-        encode_answers(&answer, &mut out).unwrap();
-    };
-    println!("to encode a delivered record of 100 B: {}", nanos(encode));
-    let frame = split_frame(&mut out, MAX_FRAME_BYTES).unwrap().unwrap();
-    let decode = || drop(std::hint::black_box(decode_answers(frame.clone()).unwrap()));
-    println!("to decode a delivered record of 100 B: {}", nanos(decode));
 }

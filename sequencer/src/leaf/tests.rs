@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use flexlog_protocol::limits::{COMPLETION_DELAY_MICROS, SESSION_IDLE_MICROS};
+use flexlog_protocol::limits::{COMPLETION_DELAY_MICROS, SESSION_IDLE_MICROS, SESSION_SPARE_MICROS};
 use flexlog_protocol::{Entry, Position, ViewNumber};
 
 use super::*;
@@ -329,6 +329,63 @@ fn a_closed_sessions_numbers_become_holes() {
     // And no report of that session counts any more.
     rig.all_have(&[staged(RED, 3, 1)]);
     assert_eq!((rig.flush(), rig.ignored()), (vec![], 3));
+}
+
+#[test]
+fn a_session_is_closed_for_its_client_once_its_numbers_are_committed() {
+    let mut rig = Rig::serving();
+    let close = || ToLeaf::CloseSession { session: SESSION };
+    rig.all_have(&[staged(RED, 1, 1)]);
+    rig.say(A, close());
+    assert_eq!(rig.flush(), [order(1, RED, 1)]);
+    rig.say(B, close());
+    rig.input(grant(1, RED, n(3, 0), 1, None));
+    rig.say(A, close());
+    assert_eq!(rig.flush(), entries(12, vec![Body::Assign(vec![Assign::one(token(1), RED, n(3, 0), 1)])], 11));
+    rig.ack_all(12);
+    rig.say(A, close());
+    rig.say(C, close());
+    let mut expected = entries(13, vec![Body::CloseSession(SESSION)], 12);
+    expected.push(Output::Parent(ToParent::Settle(vec![(RED, n(3, 1))])));
+    assert_eq!(rig.flush(), expected, "once");
+    assert_eq!(rig.leaf.status().sessions, 0);
+    rig.all_have(&[staged(RED, 2, 1)]);
+    assert_eq!((rig.flush(), rig.ignored()), (vec![], 3));
+}
+
+#[test]
+fn the_longest_idle_session_makes_room_for_another() {
+    let mut rig = Rig::serving();
+    for i in 2..=MAX_SESSIONS as u128 {
+        rig.say(A, ToLeaf::OpenSession { nonce: Uuid::from_u128(i) });
+        rig.flush();
+        let last = rig.leaf.status().last.0;
+        rig.ack_all(last);
+        rig.now = rig.now.after(1);
+    }
+    let first = rig.leaf.status().last.0 - (MAX_SESSIONS as u64 - 2);
+    let used = Staged {
+        token: Token { session: SessionId { epoch: Epoch(3), lsn: Lsn(first) }, ..token(1) },
+        ..staged(RED, 1, 1)
+    };
+    rig.say(A, ToLeaf::Persisted(vec![used]));
+    rig.flush();
+    let nonce = Uuid::from_u128(u128::MAX);
+    rig.now = Time(START.0 + SESSION_SPARE_MICROS - 1);
+    let refused = [to(B, ToMember::SessionRefused { nonce })];
+    assert_eq!(rig.say(B, ToLeaf::OpenSession { nonce }), refused, "nobody is idle for long enough");
+    rig.now = rig.now.after(3);
+    let last = rig.leaf.status().last.0;
+    assert_eq!(rig.say(B, ToLeaf::OpenSession { nonce }), []);
+    let bodies = vec![Body::CloseSession(SESSION), Body::OpenSession { nonce }];
+    assert_eq!(rig.flush(), entries(last + 1, bodies, last));
+    // The next one in age has something pending, so it is the one after it.
+    let nonce = Uuid::from_u128(u128::MAX - 1);
+    rig.say(B, ToLeaf::OpenSession { nonce });
+    let bodies =
+        vec![Body::CloseSession(SessionId { epoch: Epoch(3), lsn: Lsn(first + 1) }), Body::OpenSession { nonce }];
+    assert_eq!(rig.flush(), entries(last + 3, bodies, last));
+    assert_eq!(rig.leaf.status().sessions, MAX_SESSIONS);
 }
 
 #[test]

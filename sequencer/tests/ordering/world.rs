@@ -126,7 +126,8 @@ impl World {
             232..=235 => self.ask(member, ToLeaf::OpenSession { nonce: Uuid::from_u128(b as u128 % 8) }),
             236..=243 => self.ask_tail(member, Color(b as u64 % 2)),
             244..=246 => self.trim(member, Color(b as u64 % 2)),
-            247..=248 => self.wait(SESSION_IDLE_MICROS)?,
+            247 => self.wait(SESSION_IDLE_MICROS)?,
+            248 => self.close_session(member, a / MEMBERS),
             249..=250 => self.replace_leaf(),
             251.. => self.run(2)?,
         }
@@ -241,6 +242,15 @@ impl World {
     fn trim(&mut self, member: usize, color: Color) {
         if let Some(number) = self.checker.tokens.values().next_back() {
             self.ask(member, ToLeaf::Trim { color, upto: *number });
+        }
+    }
+
+    /// A client is done with a session, though what it appended may be under way.
+    fn close_session(&mut self, member: usize, which: usize) {
+        let sessions = &self.checker.sessions;
+        if !sessions.is_empty() {
+            let session = sessions[sessions.len() - 1 - which % sessions.len().min(2)];
+            self.ask(member, ToLeaf::CloseSession { session });
         }
     }
 

@@ -23,7 +23,9 @@ pub(crate) fn reports_staged(history: &History, member: usize, list: &[Staged]) 
                 && written.append.color() == staged.color
                 && written.append.count() == staged.records
         });
-        check(right, I2, || format!("member {member} reports {} persisted, its medium does not have it", staged.token))?;
+        check(right, I2, || {
+            format!("member {member} reports {} persisted, its medium does not have it", staged.token)
+        })?;
     }
     Ok(())
 }

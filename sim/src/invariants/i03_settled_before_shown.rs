@@ -16,20 +16,22 @@ pub(crate) fn shows(history: &History, color: Color, number: SeqNum) -> Result<(
 
 /// A client may take its append for done, or was told that it is.
 pub(crate) fn acknowledged(history: &History, token: Token, first: SeqNum) -> Result<(), Violation> {
-    check(history.tokens.contains_key(&token), I3, || {
-        format!("{token} is acknowledged as {first}, and is not settled")
-    })
+    check(history.tokens.contains_key(&token), I3, || format!("{token} is acknowledged as {first}, and is not settled"))
 }
 
 /// One member tells a client what its entry says: that entry must be durable there.
 pub(crate) fn member_tells(history: &History, member: usize, token: Token, first: SeqNum) -> Result<(), Violation> {
     let ledger = &history.ledgers[member];
     let holds = ledger.assigned.get(&token).is_some_and(|(number, lsn)| *number == first && lsn.0 <= ledger.durable);
-    check(holds, I3, || format!("member {member} tells {token} its number {first}, and has no such entry on its medium"))
+    check(holds, I3, || {
+        format!("member {member} tells {token} its number {first}, and has no such entry on its medium")
+    })
 }
 
 /// A client is told its session.
 pub(crate) fn session_told(history: &History, nonce: Uuid, session: SessionId) -> Result<(), Violation> {
     let known = history.nonces.get(&nonce);
-    check(known.is_some_and(|known| known.contains(&session)), I3, || format!("session {session} is told, and what is committed is {known:?}"))
+    check(known.is_some_and(|known| known.contains(&session)), I3, || {
+        format!("session {session} is told, and what is committed is {known:?}")
+    })
 }

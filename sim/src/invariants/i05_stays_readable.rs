@@ -37,7 +37,9 @@ pub(crate) fn none_shown(
 /// A tail is told to one who asked when everything below `floor` was given away.
 pub(crate) fn tail(color: Color, tail: SeqNum, floor: SeqNum) -> Result<(), Violation> {
     check(tail >= floor, I5, || {
-        format!("the tail of color {color} is told to be {tail}, and all below {floor} were given away when it was asked")
+        format!(
+            "the tail of color {color} is told to be {tail}, and all below {floor} were given away when it was asked"
+        )
     })
 }
 

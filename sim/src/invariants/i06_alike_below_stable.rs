@@ -88,5 +88,7 @@ pub(crate) fn told_all(
 
 /// With nothing under way, a member's word on something is that of the first member.
 pub(crate) fn level<T: PartialEq + std::fmt::Debug>(what: &str, color: Color, all: &[T]) -> Result<(), Violation> {
-    check(all.iter().all(|one| *one == all[0]), I6, || format!("members differ in the {what} of color {color}: {all:?}"))
+    check(all.iter().all(|one| *one == all[0]), I6, || {
+        format!("members differ in the {what} of color {color}: {all:?}")
+    })
 }

@@ -23,15 +23,13 @@ pub(crate) fn unchanged<S: PartialEq + Debug, O: Debug>(
 }
 
 /// A member has sealed: its medium says so, and what it reports is on it.
-pub(crate) fn seals(
-    history: &History,
-    member: usize,
-    leaf: Incarnation,
-    report: &SealReport,
-) -> Result<(), Violation> {
+pub(crate) fn seals(history: &History, member: usize, leaf: Incarnation, report: &SealReport) -> Result<(), Violation> {
     let ledger = &history.ledgers[member];
     check(ledger.fence == Some(leaf), I9, || {
-        format!("member {member} reports that it has sealed to epoch {}, its medium says {:?}", leaf.epoch, ledger.fence)
+        format!(
+            "member {member} reports that it has sealed to epoch {}, its medium says {:?}",
+            leaf.epoch, ledger.fence
+        )
     })?;
     let last = report.last.1.0;
     let end = last.checked_sub(1).and_then(|at| ledger.log.get(at as usize)).map(|entry| entry.epoch);

@@ -38,13 +38,13 @@ pub(crate) fn recovered(
             return Err(broken(format!("{entry:?} at {lsn}, and was given {given:?}")));
         }
     }
-    let least = if ledger.whole { ledger.log.len() as u64 } else { ledger.durable };
+    let least = ledger.durable;
     if last < least || last > ledger.log.len() as u64 {
         return Err(broken(format!("a log up to {last}, at least {least} of {} entries are due", ledger.log.len())));
     }
     ledger.truncate(last);
 
-    let due = if ledger.whole { ledger.fences.last().copied() } else { ledger.fence };
+    let due = ledger.fence;
     let known = found.fence.is_none_or(|fence| ledger.fences.contains(&fence));
     if !known || due.is_some_and(|due| found.fence.is_none_or(|fence| fence.epoch < due.epoch)) {
         return Err(broken(format!("the fence {:?}, {due:?} is due", found.fence)));
@@ -64,6 +64,8 @@ pub(crate) fn recovered(
             return Err(broken(format!("{} as {read:?}, and was given {given:?}", staged.token)));
         }
     }
+    // What was dropped may come back with the process: the store has no word for that.
+    found.staged.iter().for_each(|staged| _ = ledger.dropped.remove(&staged.token));
     let is_there = |token: &Token| found.staged.iter().any(|staged| staged.token == *token);
     let mut gone = Vec::new();
     let mut there = Vec::new();
@@ -72,14 +74,13 @@ pub(crate) fn recovered(
             written.durable = true;
             there.push(*token);
         } else {
-            if (written.durable || ledger.whole) && !ledger.dropped.contains(token) {
+            if written.durable && !ledger.dropped.contains(token) {
                 return Err(broken(format!("no trace of {token}, which it had persisted")));
             }
             gone.push(*token);
         }
     }
     gone.iter().for_each(|token| _ = ledger.staged.remove(token));
-    ledger.whole = false;
     there.into_iter().for_each(|token| history.staged_durably(token));
     history.advance()
 }

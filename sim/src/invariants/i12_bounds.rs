@@ -47,7 +47,9 @@ fn speaks_of(output: &Output, token: Token) -> bool {
 
 /// A member's counts are within their bounds.
 pub(crate) fn member(member: usize, summary: &Summary) -> Result<(), Violation> {
-    check(summary.staged <= MAX_STAGED_TOKENS as u64, I12, || format!("member {member} has {} staged", summary.staged))?;
+    check(summary.staged <= MAX_STAGED_TOKENS as u64, I12, || {
+        format!("member {member} has {} staged", summary.staged)
+    })?;
     check(summary.sessions <= MAX_SESSIONS as u64, I12, || format!("member {member} has {} sessions", summary.sessions))
 }
 

@@ -22,9 +22,9 @@ use super::{FsKind, fs_kind};
 /// Pages are faulted in this much at a time, so that no write waits for long.
 const CHUNK: u64 = 256 << 10;
 
-/// Writes up to this many bytes are copied and written back, longer ones streamed. Measured: streaming whole lines that
-/// are not in the cache wins from the first one on.
-const COPIED_UPTO: usize = 56;
+/// Writes up to this many bytes are copied and written back, longer ones streamed. Measured on tmpfs, with a fence each:
+/// copying takes 160 to 210 ns for 1 to 5 lines where streaming takes 200 to 230, and twice as long as streaming for 18.
+const COPIED_UPTO: usize = 256;
 
 /// Address space behind the limit, for a store that cannot be opened without going beyond it.
 const BEYOND: u64 = 64 << 20;

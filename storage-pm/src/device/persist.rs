@@ -5,10 +5,7 @@
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{
-    __cpuid, __cpuid_count, __m128i, __m256i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128, _mm256_loadu_si256,
-    _mm256_stream_si256,
-};
+use std::arch::x86_64::{__cpuid, __cpuid_count, __m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 64;
@@ -34,8 +31,6 @@ pub(super) enum Flush {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Persist {
     pub(super) flush: Flush,
-    #[cfg(target_arch = "x86_64")]
-    avx: bool,
 }
 
 impl Persist {
@@ -52,7 +47,7 @@ impl Persist {
         } else {
             Flush::Clflush
         };
-        Self { flush, avx: std::arch::is_x86_feature_detected!("avx") }
+        Self { flush }
     }
 
     /// There is nothing to ask.
@@ -68,14 +63,14 @@ impl Persist {
     /// overlap.
     #[inline]
     pub(super) unsafe fn stream(self, to: *mut u8, from: *const u8, lines: usize) {
+        // Wider stores were measured too: the line is what counts, and these need no asking for the processor's features.
         #[cfg(target_arch = "x86_64")]
-        {
-            if self.avx {
-                // SAFETY: the processor has AVX; the rest is the caller's promise.
-                unsafe { stream_avx(to, from, lines) }
-            } else {
-                // SAFETY: every x86_64 processor has SSE2; the rest is the caller's promise.
-                unsafe { stream_sse2(to, from, lines) }
+        for part in 0..lines * (LINE / 16) {
+            // SAFETY: the part is within what the caller promised; `to` is a multiple of 64, so of 16. Every x86_64
+            // processor has SSE2.
+            unsafe {
+                let bytes = _mm_loadu_si128(from.add(part * 16).cast());
+                _mm_stream_si128(to.add(part * 16).cast::<__m128i>(), bytes);
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -124,35 +119,6 @@ impl Persist {
         // SAFETY: every x86_64 processor has SSE, and the fence touches no memory of ours.
         unsafe {
             _mm_sfence();
-        }
-    }
-}
-
-/// # Safety
-/// As [`Persist::stream`], and the processor has AVX.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx")]
-unsafe fn stream_avx(to: *mut u8, from: *const u8, lines: usize) {
-    for line in 0..lines {
-        // SAFETY: the line is within what the caller promised; `to` is aligned to 64, so to 32.
-        unsafe {
-            let (to, from) = (to.add(line * LINE), from.add(line * LINE));
-            let (low, high) = (_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast()));
-            _mm256_stream_si256(to.cast::<__m256i>(), low);
-            _mm256_stream_si256(to.add(32).cast::<__m256i>(), high);
-        }
-    }
-}
-
-/// # Safety
-/// As [`Persist::stream`].
-#[cfg(target_arch = "x86_64")]
-unsafe fn stream_sse2(to: *mut u8, from: *const u8, lines: usize) {
-    for part in 0..lines * (LINE / 16) {
-        // SAFETY: the part is within what the caller promised; `to` is aligned to 64, so to 16.
-        unsafe {
-            let bytes = _mm_loadu_si128(from.add(part * 16).cast());
-            _mm_stream_si128(to.add(part * 16).cast::<__m128i>(), bytes);
         }
     }
 }

@@ -310,11 +310,12 @@ impl World {
         let upto = Lsn(self.committed.0 + self.below(self.lsn.0 - self.committed.0 + 1));
         let len = if self.below(4) == 0 { self.options.segment_bytes } else { 200 };
         let state: Vec<u8> = (0..self.below(len)).map(|_| self.draw.draw() as u8).collect();
-        let used = self.store.usage().segments;
         let result = self.store.checkpoint(upto, &state);
         if self.did(result, Write::Checkpoint(upto, state))? {
             self.committed = upto;
+            let used = self.store.usage().segments;
             self.fence()?;
+            self.finish_fence();
             self.freed += u64::from(self.store.usage().segments < used);
         }
         Ok(())

@@ -1,0 +1,40 @@
+//! Each planted fault is found, soon, and by an invariant that it breaks.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use flexlog_sim::{Bug, Config, Invariant, run};
+
+/// Seeds within which each must be found.
+const SEEDS: u64 = 60;
+
+/// What a fault may be found by; which of them comes first is up to the seed.
+fn broken_by(bug: Bug) -> &'static [Invariant] {
+    use Invariant as I;
+    match bug {
+        // A seal that is reported before it is durable is a promise that a crash takes back.
+        Bug::DurableBeforeFence | Bug::EntriesDurableWhenFenceStarts => &[I::OnEveryMember, I::OldIncarnations],
+        Bug::SealWithoutFence | Bug::OldLeafSpeaksAsNew => &[I::OldIncarnations],
+        Bug::LyingFences | Bug::OlderImage => &[I::Recovery],
+        Bug::ForgedReport => &[I::OnEveryMember],
+        Bug::ReportedAgain => &[I::OneNumberOneRecord, I::OnEveryMember],
+        Bug::UncommittedRead => &[I::SettledBeforeShown],
+        Bug::LocalTail => &[I::StaysReadable],
+        Bug::WrongEpochEnd => &[I::AlikeBelowStable],
+        Bug::TrimsOneMore => &[I::StaysReadable, I::AlikeBelowStable],
+        Bug::SilentRefusal => &[I::Bounds],
+        // The member sees the gap in its log, and stops.
+        Bug::LosesStream => &[I::Liveness],
+    }
+}
+
+fn finds(bug: Bug) {
+    let config = Config { bug: Some(bug), ..Config::default() };
+    let violation = (1..=SEEDS).find_map(|seed| run(seed, config).violation);
+    let found = violation.map(|violation| violation.invariant);
+    assert!(found.is_some_and(|found| broken_by(bug).contains(&found)), "{bug:?} is found by {found:?}");
+}
+
+#[test]
+fn planted_bugs_are_caught() {
+    Bug::ALL.into_iter().for_each(finds);
+}
