@@ -35,14 +35,27 @@ pub struct Member {
     /// The fence under way, and how many writes it covers.
     fence: Option<(FenceId, u64)>,
     checkpointing: bool,
+    /// The last checkpoint had no room: the next is tried once more was given up.
+    cramped: bool,
     failed: Option<String>,
 }
 
 impl Member {
     /// A member over an opened store, which lies at `path` and was opened `opened` times.
     pub fn new(id: ReplicaId, replica: Replica, store: Box<dyn LogStore>, path: String, opened: u64) -> Self {
-        let (checkpointing, failed) = (false, None);
-        Self { id, replica, store, path, opened, written: 0, covered: 0, fence: None, checkpointing, failed }
+        Self {
+            id,
+            replica,
+            store,
+            path,
+            opened,
+            written: 0,
+            covered: 0,
+            fence: None,
+            checkpointing: false,
+            cramped: false,
+            failed: None,
+        }
     }
 }
 
@@ -281,8 +294,14 @@ impl Engine {
                     };
                     self.send_to_peer(from, to, message);
                 }
-                Output::Trim { color, upto } => self.members[at].store.trim(color, upto),
-                Output::DropStaged(tokens) => self.members[at].store.drop_staged(&tokens),
+                Output::Trim { color, upto } => {
+                    self.members[at].store.trim(color, upto);
+                    self.members[at].cramped = false;
+                }
+                Output::DropStaged(tokens) => {
+                    self.members[at].store.drop_staged(&tokens);
+                    self.members[at].cramped = false;
+                }
                 Output::ToLeaf(message) => {
                     self.queue.push_back(Message::Leaf(flexlog_sequencer::Input::Member { from, message }));
                 }
@@ -351,6 +370,7 @@ impl Engine {
             // The space kept back for checkpoints is gone: the next one may find more, once more was trimmed.
             (Err(error @ StoreError::Full { .. }), Persist::Checkpoint { .. }) => {
                 tracing::warn!(replica = %member.id, %error, "no room for a checkpoint");
+                member.cramped = true;
             }
             (Err(error), _) => self.fail(at, &error.to_string()),
         }
@@ -404,7 +424,7 @@ impl Engine {
         let serving = self.counter.is_some();
         for (at, member) in self.members.iter_mut().enumerate() {
             // The next one waits until this one is durable: only then does the store know whether it wants another.
-            let idle = member.fence.is_none() && !member.checkpointing && member.failed.is_none();
+            let idle = member.fence.is_none() && !member.checkpointing && !member.cramped && member.failed.is_none();
             if serving && idle && member.store.checkpoint_wanted() {
                 member.checkpointing = true;
                 self.queue.push_back(Message::Member(at, flexlog_replica::Input::CheckpointWanted));

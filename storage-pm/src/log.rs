@@ -48,6 +48,8 @@ pub(crate) struct Log<D> {
     failed: Option<(io::ErrorKind, String)>,
     /// The medium refused to give more; asked again when there is need.
     medium_full: bool,
+    /// Free segments that entries other than staged ones leave alone.
+    pub(crate) keep: usize,
     /// Entries that the device was not given yet, all that stand between `buffered_at` and `next`. Two writes that share
     /// a line would have the second wait for the first, so small entries go along with what follows them.
     buffer: Vec<u8>,
@@ -102,6 +104,7 @@ impl<D: Device> Log<D> {
             raising: None,
             failed: None,
             medium_full: false,
+            keep: 1,
             buffer: Vec::new(),
             buffered_at: 0,
             begun: 0,
@@ -234,7 +237,7 @@ impl<D: Device> Log<D> {
     #[inline]
     pub(crate) fn make_room_in_reserve(&mut self, len: usize) -> Result<(), StoreError> {
         let fits = self.next.offset as usize + padded(len) <= self.segment_bytes as usize;
-        if fits { Ok(()) } else { self.find_room(len, 1, fits) }
+        if fits { Ok(()) } else { self.find_room(len, self.keep, fits) }
     }
 
     /// Tries to have so many free segments. Returns whether there are.

@@ -282,6 +282,42 @@ impl<D: Device> Store<D> {
     }
 }
 
+impl<D: Device> Store<D> {
+    fn write_checkpoint(&mut self, upto: Lsn, state: &[u8]) -> Result<(), StoreError> {
+        let lists = 8 * (self.log.segments.len() + self.staged.len());
+        let (segments, piece) = self.split_checkpoint(CHECKPOINT_META + lists + state.len());
+        if !self.log.want_free(segments + self.log.keep)? {
+            return Err(self.log.full());
+        }
+        self.log.make_room_in_reserve(ENTRY_HEADER + PART_META + piece)?;
+        let (head, name) = (self.log.head(), self.log.next());
+        let trimmed = |color, number| self.index.is_trimmed(color, number);
+        let leaving: Vec<usize> = self.log.segments.removable(head, upto, trimmed).collect();
+        let gone: Vec<u32> = leaving.iter().map(|slot| self.log.segments.get(*slot).generation).collect();
+        let mut live = self.log.segments.live();
+        live.retain(|end| end.generation < name.generation && !gone.contains(&end.generation));
+        let mut staged: Vec<Place> = self.staged.values().map(|staged| self.log.place_of(staged.entry)).collect();
+        staged.sort_unstable();
+        let mut bytes = Vec::with_capacity(CHECKPOINT_META + lists + state.len());
+        // The state is the replica's and may be long, so it is not copied on the way.
+        Checkpoint { upto, fence: self.fence, live, staged, state: Bytes::new() }.put(&mut bytes);
+        bytes.extend_from_slice(state);
+        let parts = bytes.len().div_ceil(piece);
+        for (part, piece) in bytes.chunks(piece).enumerate() {
+            let meta = PartMeta { name, part: part as u32, parts: parts as u32 };
+            self.put_entry(Kind::Part, PART_META + piece.len(), |body| {
+                meta.put(body);
+                body.extend_from_slice(piece);
+            })?;
+        }
+        self.log.segments.leave(&leaving, self.log.next());
+        self.checkpoint_bytes = bytes.len();
+        self.since = Since::default();
+        self.wanted = false;
+        Ok(())
+    }
+}
+
 impl<D: Device> LogStore for Store<D> {
     fn stage(&mut self, append: &Append) -> Result<(), StoreError> {
         self.log.check()?;
@@ -326,40 +362,15 @@ impl<D: Device> LogStore for Store<D> {
 
     fn checkpoint(&mut self, upto: Lsn, state: &[u8]) -> Result<(), StoreError> {
         self.log.check()?;
-        let lists = 8 * (self.log.segments.len() + self.staged.len());
-        let (segments, piece) = self.split_checkpoint(CHECKPOINT_META + lists + state.len());
-        // The last free one is the next opening's.
-        if !self.log.want_free(segments + 1)? {
-            return Err(self.log.full());
-        }
-        self.log.make_room_in_reserve(ENTRY_HEADER + PART_META + piece)?;
-        let (head, name) = (self.log.head(), self.log.next());
+        // The last free segment is the next opening's, except for a checkpoint that gives others back: without it, an area
+        // that is full to the brim could not make use of a trim.
         let trimmed = |color, number| self.index.is_trimmed(color, number);
-        let leaving: Vec<usize> = self.log.segments.removable(head, upto, trimmed).collect();
-        let gone: Vec<u32> = leaving.iter().map(|slot| self.log.segments.get(*slot).generation).collect();
-        let mut live = self.log.segments.live();
-        live.retain(|end| end.generation < name.generation && !gone.contains(&end.generation));
-        let mut staged: Vec<Place> = self.staged.values().map(|staged| self.log.place_of(staged.entry)).collect();
-        staged.sort_unstable();
-        let mut bytes = Vec::with_capacity(CHECKPOINT_META + lists + state.len());
-        // The state is the replica's and may be long, so it is not copied on the way.
-        Checkpoint { upto, fence: self.fence, live, staged, state: Bytes::new() }.put(&mut bytes);
-        bytes.extend_from_slice(state);
-        let parts = bytes.len().div_ceil(piece);
-        for (part, piece) in bytes.chunks(piece).enumerate() {
-            let meta = PartMeta { name, part: part as u32, parts: parts as u32 };
-            self.put_entry(Kind::Part, PART_META + piece.len(), |body| {
-                meta.put(body);
-                body.extend_from_slice(piece);
-            })?;
-        }
-        self.log.segments.leave(&leaving, self.log.next());
-        self.checkpoint_bytes = bytes.len();
-        self.since = Since::default();
-        self.wanted = false;
-        Ok(())
+        let frees = self.log.segments.removable(self.log.head(), upto, trimmed).next().is_some();
+        self.log.keep = usize::from(!frees);
+        let result = self.write_checkpoint(upto, state);
+        self.log.keep = 1;
+        result
     }
-
     fn checkpoint_wanted(&self) -> bool {
         self.wanted
     }

@@ -441,6 +441,27 @@ fn a_long_checkpoint_counts_only_when_whole() {
 }
 
 #[test]
+fn entries_above_the_checkpoint_keep_their_segments() {
+    let media = SimMedia::new(1 << 20);
+    let (mut store, _) = open(&media, options(4096, 12)).unwrap();
+    for lsn in 1..=400 {
+        store.append(&entry(lsn, Body::OpenSession { nonce: Uuid::from_u128(lsn.into()) })).unwrap();
+    }
+    for (upto, segments) in [(100, 5), (250, 3), (400, 1)] {
+        // What recovery makes of it has to keep them too.
+        fence(&mut store);
+        drop(store);
+        store = open(&media, options(4096, 12)).unwrap().0;
+        store.checkpoint(Lsn(upto), b"").unwrap();
+        fence(&mut store);
+        let (_, recovered) = open(&media.copy(), options(4096, 12)).unwrap();
+        let lsns: Vec<u64> = recovered.entries.iter().map(|entry| entry.lsn.0).collect();
+        assert_eq!(lsns, (upto + 1..=400).collect::<Vec<_>>());
+        assert!(store.usage().segments <= segments, "{upto}: {:?}", store.usage());
+    }
+}
+
+#[test]
 fn dropped_tokens_are_gone_after_the_next_checkpoint() {
     let (media, mut store) = small_log();
     store.drop_staged(&[token(6), token(99)]);
