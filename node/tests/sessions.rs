@@ -1,7 +1,7 @@
 //! Sessions end when their clients leave: a shard serves far more clients, one after the other, than it has sessions for.
 
 // Helpers are outside of test functions, where the lints do not see that this is a test.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
 
 mod support;
 

@@ -114,7 +114,8 @@ impl Replica {
                 let token = append.token();
                 // A pull ignores the client's low mark: the record is staged elsewhere and will be numbered.
                 let wanted = self.sessions.get_mut(&token.session).filter(|s| s.get(token.seq).is_none());
-                if let Some(session) = wanted.filter(|_| self.stopped.is_none()) {
+                let asked = self.pulling.remove(&token);
+                if let Some(session) = wanted.filter(|_| asked && self.stopped.is_none()) {
                     session.put(token.seq, slot_of(&append));
                     self.staged_tokens += 1;
                     self.staged_bytes += append.encoded_len() as u64;

@@ -48,7 +48,10 @@ impl Replica {
             ToMember::Complete { token, from } => {
                 let Some(session) = self.sessions.get(&token.session) else { return };
                 match session.get(token.seq) {
-                    None => out.push(Output::ToPeer { to: from, message: PeerMessage::Pull { token } }),
+                    None => {
+                        self.pulling.insert(token);
+                        out.push(Output::ToPeer { to: from, message: PeerMessage::Pull { token } });
+                    }
                     Some(slot) if slot.state == SlotState::Staged => {
                         let staged = Staged { token, color: slot.color, records: slot.records, digest: slot.digest };
                         self.to_leaf(ToLeaf::Persisted(vec![staged]), out);
@@ -171,11 +174,15 @@ impl Replica {
                     self.sessions.insert(id, Session::new(*nonce));
                 }
             }
-            Body::Hole { .. }
-            | Body::EpochEnd { .. }
-            | Body::NewView(_)
-            | Body::CloseSession(_)
-            | Body::Trim { .. } => {}
+            // From here on its nonce is free; the session itself goes when this commits.
+            Body::CloseSession(id) => {
+                if let Some(session) = self.sessions.get(id)
+                    && self.nonces.get(&session.nonce) == Some(id)
+                {
+                    self.nonces.remove(&session.nonce);
+                }
+            }
+            Body::Hole { .. } | Body::EpochEnd { .. } | Body::NewView(_) | Body::Trim { .. } => {}
         }
         Ok(true)
     }
@@ -186,6 +193,9 @@ impl Replica {
         };
         for (token, first) in assign.each() {
             let known = session.get(token.seq);
+            if !self.pulling.is_empty() {
+                self.pulling.remove(&token);
+            }
             let staged = known.filter(|slot| !matches!(slot.state, SlotState::Assigned(..)));
             match (staged, origin) {
                 (Some(slot), _) if slot.color != assign.color || slot.records != assign.records => {
@@ -246,7 +256,7 @@ impl Replica {
             }
             Body::NewView(_) => {}
             Body::OpenSession { nonce } => {
-                if let Some(session) = self.nonces.get(nonce).copied() {
+                if let Some(session) = self.nonces.get(nonce).copied().filter(|id| id.lsn <= entry.lsn) {
                     for (to, id) in self.opening.remove(nonce).unwrap_or_default() {
                         out.push(Output::Answer { to, answer: Answer::SessionOpened { id, session } });
                     }
@@ -271,7 +281,10 @@ impl Replica {
 
     fn close_session(&mut self, id: SessionId, out: &mut Vec<Output>) {
         let Some(session) = self.sessions.remove(&id) else { return };
-        self.nonces.remove(&session.nonce);
+        if self.nonces.get(&session.nonce) == Some(&id) {
+            self.nonces.remove(&session.nonce);
+        }
+        self.pulling.retain(|token| token.session != id);
         let client = self.connections.remove(&id);
         let mut dropped = Vec::new();
         for (seq, slot) in session.slots() {

@@ -226,8 +226,10 @@ impl Replica {
             Some(first) => {
                 subscription.fetching = true;
                 let max_bytes = DELIVERY_BYTES.min(subscription.credit as u64) as usize;
+                // The smallest record costs 32: small ones alone must not run far over the credit.
+                let affordable = (subscription.credit as u64).div_ceil(32) as usize;
                 let fetch = self.remember(FetchFor::Subscription { from, id, upto: stable });
-                let (color, max_records) = (name, DELIVERY_RECORDS);
+                let (color, max_records) = (name, DELIVERY_RECORDS.min(affordable));
                 out.push(Output::Fetch { fetch, color, from: first, upto: stable, max_records, max_bytes });
             }
         }

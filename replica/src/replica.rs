@@ -7,7 +7,7 @@ use flexlog_protocol::api::RequestId;
 use flexlog_protocol::media::Recovered;
 use flexlog_protocol::peer::{Of, Staged, ToLeaf};
 use flexlog_protocol::{Color, Incarnation, Lsn, ReplicaId, SeqNum, SessionId, ShardId, Time, Token};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use uuid::Uuid;
 
 use crate::checkpoint;
@@ -57,6 +57,8 @@ pub struct Replica {
     /// Writes that are not durable yet, oldest first; the first of them is number `durable + 1`.
     pub(crate) pending: VecDeque<Pending>,
     pub(crate) durable: u64,
+    /// Appends that the leaf had this member ask another one for.
+    pub(crate) pulling: FxHashSet<Token>,
     pub(crate) staged_bytes: u64,
     pub(crate) staged_tokens: usize,
     pub(crate) stopped: Option<String>,
@@ -88,6 +90,7 @@ impl Replica {
             next_fetch: 0,
             pending: VecDeque::new(),
             durable: 0,
+            pulling: FxHashSet::default(),
             staged_bytes: 0,
             staged_tokens: 0,
             stopped: None,

@@ -144,7 +144,7 @@ struct ColorState {
     /// The last `EpochEnd` written in this incarnation: the epoch it leads to, and its place.
     ended: Option<(Epoch, Lsn)>,
     /// The highest trim written in this incarnation.
-    trimmed: SeqNum,
+    trimmed: Option<SeqNum>,
 }
 
 /// A request for numbers, and the tokens that it counts.
@@ -368,7 +368,7 @@ impl Leaf {
 
     /// A trim that one already written covers needs no entry: that one answers whoever waits for it.
     fn trim(&mut self, color: Color, upto: SeqNum) {
-        if upto > self.colors.entry(color).or_default().trimmed {
+        if self.colors.entry(color).or_default().trimmed.is_none_or(|trimmed| upto > trimmed) {
             let wanted = self.trims.entry(color).or_insert(upto);
             *wanted = upto.max(*wanted);
         }
@@ -379,7 +379,7 @@ impl Leaf {
             && let Some((color, upto)) = self.trims.pop_first()
         {
             self.log.append(Body::Trim { color, upto });
-            self.colors.entry(color).or_default().trimmed = upto;
+            self.colors.entry(color).or_default().trimmed = Some(upto);
         }
     }
 

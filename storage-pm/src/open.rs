@@ -448,6 +448,8 @@ impl<D: Device> Advanced<D> {
             return Err(named(Problem::Corrupt(0)));
         }
         let replayed = Replayed::of(&reader, &found).map_err(named)?;
+        let behind = |end: &Place| found.checkpoint.as_ref().is_none_or(|(name, _)| end.generation > name.generation);
+        let since_checkpoint = found.chain.iter().filter(|(_, end)| behind(end)).count() as u64;
         let (head, end) = found.chain.last().map_or((None, Place::default()), |(slot, end)| (Some(*slot), *end));
         let resume =
             Resume { end, head: head.filter(|_| found.clean), fenced: found.fenced, next_generation: self.generation };
@@ -462,6 +464,8 @@ impl<D: Device> Advanced<D> {
         store.lock = lock;
         // Allocated now, so that the first append does not wait for it. Where that fails, staging says so.
         store.allocate()?;
+        // Each opening may have taken a segment: without a checkpoint now and then, openings alone would fill the area.
+        store.opened(since_checkpoint);
         // What was read may be in a cache only, where the machine outlived the process: nobody hears of it before it is
         // durable.
         let now = store.fence()?;

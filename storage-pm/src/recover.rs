@@ -209,6 +209,10 @@ impl Facts {
         let mut clean = true;
         let mut at = from;
         while at + ENTRY_HEADER <= bytes.len() {
+            let word = [8, 9, 10, 11].map(|nth| bytes[at + nth]);
+            // Whatever became of an entry's first word: its second has what the checksum is, and a later entry in the
+            // same place may give the first one back.
+            clean &= generation.is_none_or(|own| own != u32::from_le_bytes(word));
             if bytes[at] == 0 {
                 at += 8;
                 continue;

@@ -114,6 +114,13 @@ impl<D: Device> Store<D> {
         self.log.want_free(self.reserve() + 1).map(|_| ())
     }
 
+    /// The store was opened, and so many segments of its log are behind the last checkpoint.
+    pub(crate) fn opened(&mut self, segments: u64) {
+        // What was trimmed before is not known here, so a look is worth its while.
+        self.since = Since { lsns: 0, trims: 1, segments };
+        self.consider();
+    }
+
     /// Puts an entry whose body `fill` appends, `len` bytes of it.
     #[inline]
     fn put_entry(&mut self, kind: Kind, len: usize, fill: impl FnOnce(&mut Vec<u8>)) -> Result<(), StoreError> {
@@ -287,6 +294,8 @@ impl<D: Device> Store<D> {
         let lists = 8 * (self.log.segments.len() + self.staged.len());
         let (segments, piece) = self.split_checkpoint(CHECKPOINT_META + lists + state.len());
         if !self.log.want_free(segments + self.log.keep)? {
+            // Until something changes the next one would meet the same.
+            self.wanted = false;
             return Err(self.log.full());
         }
         self.log.make_room_in_reserve(ENTRY_HEADER + PART_META + piece)?;
