@@ -61,7 +61,7 @@ pub enum Input {
         /// What.
         result: Result<Vec<(SeqNum, Record)>, String>,
     },
-    /// The time has come that [`Replica::next_deadline`] named.
+    /// The time has come that [`Replica::next_deadline`](crate::Replica::next_deadline) named.
     Tick,
 }
 

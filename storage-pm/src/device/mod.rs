@@ -1,4 +1,4 @@
-//! The byte devices: [`mmap`] on tmpfs, [`file`] on any disk, and [`sim`], which can lose what was not fenced.
+//! The byte devices: [`mmap`] on tmpfs, [`mod@file`] on any disk, and [`sim`], which can lose what was not fenced.
 //!
 //! Each promises what [`flexlog_protocol::media::Device`] asks, and passes the one suite in `tests/devices.rs`. Which of
 //! them a folder calls for is [`device_for`]'s to say.
