@@ -413,6 +413,20 @@ fn generations_go_on_beyond_what_an_opening_reserves() {
     }
 }
 
+/// Without a fence in between, the store itself waits for the limit to be durable before it goes beyond.
+#[test]
+fn no_generation_is_used_before_its_limit_is_durable() {
+    let media = SimMedia::new(4 << 20);
+    let (mut store, _) = open(&media, options(4096, 400)).unwrap();
+    for i in 1..=350 {
+        store.stage(&append(i, 1, &[vec![1; 3000]])).unwrap();
+    }
+    for seed in 0..20 {
+        let (_, recovered) = open(&media.crash(seed), options(4096, 400)).unwrap();
+        assert!(recovered.staged.len() >= 200, "{}", recovered.staged.len());
+    }
+}
+
 #[test]
 fn a_long_checkpoint_counts_only_when_whole() {
     let state: Vec<u8> = (0..8000_u32).map(|i| (i % 251) as u8).collect();
