@@ -5,7 +5,6 @@
 
 mod support;
 
-use flexlog_client::Client;
 use flexlog_protocol::limits::MAX_SESSIONS;
 use support::{On, Server};
 
@@ -14,18 +13,15 @@ fn open_sessions(server: &Server) -> u64 {
     status[0]["shards"][0]["sessions"].as_u64().unwrap()
 }
 
-#[tokio::test]
-async fn more_clients_come_and_go_than_there_are_sessions() {
+#[test]
+fn more_clients_come_and_go_than_there_are_sessions() {
     let Some(folder) = support::folder(On::Tmpfs) else { return };
     let server = Server::start(folder.path());
-    let clients = MAX_SESSIONS as u32 + 176;
-    let mut numbers = Vec::new();
-    for _ in 0..clients {
-        let client = Client::connect(&server.address).await.unwrap();
-        numbers.push(client.color("c").await.unwrap().append("x").await.unwrap());
-        client.close().await;
+    let mut given = String::new();
+    for _ in 0..MAX_SESSIONS + 176 {
+        given += &support::text(&server.run_with(&["append", "c"], b"x\n").stdout);
     }
-    assert!(numbers.iter().zip(0..clients).all(|(number, counter)| number.counter() == counter));
+    support::assert_contiguous(&support::numbers(&given), 0);
     assert_eq!(open_sessions(&server), 0);
 }
 

@@ -97,17 +97,6 @@ pub trait Sender<M>: Send {
     /// Every error is final for the connection.
     async fn send(&mut self, batch: &mut Vec<M>) -> Result<(), NetError>;
 
-    /// Sends all of `batch`, as far as that can be done without waiting. Must not be called while a `send` is under way.
-    ///
-    /// Returns whether all of it is with the transport. If not, `batch` has what was not taken, in order; what was taken
-    /// goes out first with the next [`Sender::send`], which must follow. A transport that cannot do this takes nothing.
-    ///
-    /// # Errors
-    /// As [`Sender::send`].
-    fn try_send(&mut self, batch: &mut Vec<M>) -> Result<bool, NetError> {
-        Ok(batch.is_empty())
-    }
-
     /// Sends what is left, and tells the other side that nothing follows. Its `recv` then returns `false`.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use flexlog_protocol::Time;
 use flexlog_protocol::api::{Answer, Hello, Request, RequestId, ShardInfo};
-use flexlog_protocol::net::{Connect, Sender};
+use flexlog_protocol::net::Connect;
 
 use crate::core::{AppendFailure, CallFailure, Core, Job, Outcomes, Wanted, open_cost};
 use crate::error::{CallError, NoAnswer};
@@ -32,58 +32,11 @@ pub(crate) struct Settings {
 
 struct State {
     core: Core<AppendWaiter, CallWaiter, Arc<Inbox>>,
-    /// The way to the node. Whoever has it writes: here, with the lock held and without waiting, or in the connection
-    /// task, which takes it away meanwhile. So requests go out in the order in which the core gives them.
-    sender: Option<Box<dyn Sender<Request>>>,
-    /// Came out of the core, and the transport did not take them without waiting.
-    untaken: Vec<Request>,
-    /// The transport took something that it has not sent yet.
-    unsent: bool,
-    /// Why the connection is of no use any more, as found out by a writer that was not the connection task.
-    broken: Option<String>,
-    /// When the connection task will look at the deadlines again, at the latest.
-    alarm: Time,
     /// Why there is no connection.
     trouble: Option<String>,
     /// No user is left, or one closed the client: the task ends when the open appends have.
     abandoned: bool,
     stopped: bool,
-}
-
-/// What the connection task does next.
-pub(super) enum Next {
-    /// Send what was collected, and give the sender back.
-    Send(Box<dyn Sender<Request>>),
-    /// Nothing is to be sent.
-    Wait,
-    /// Nobody is left, and nothing is open: say what was collected, if there is a connection to say it on, and leave.
-    Leave(Option<Box<dyn Sender<Request>>>),
-    /// The connection broke.
-    Broken(String),
-}
-
-impl State {
-    /// Writes what is to be sent, if one append is all that is open: nothing would be gained by handing it to the
-    /// connection task, as there is nothing to batch it with. Returns whether the task need not be woken.
-    fn write_now(&mut self) -> bool {
-        let deadline = |core: &Core<_, _, _>| core.next_deadline().unwrap_or(Time(u64::MAX));
-        if self.core.open_appends() != 1 || self.unsent || deadline(&self.core) < self.alarm {
-            return false;
-        }
-        let Some(sender) = &mut self.sender else { return false };
-        self.core.take_requests(&mut self.untaken);
-        match sender.try_send(&mut self.untaken) {
-            Ok(all) => {
-                self.unsent = !all;
-                all
-            }
-            Err(error) => {
-                self.broken = Some(error.to_string());
-                self.sender = None;
-                false
-            }
-        }
-    }
 }
 
 pub(super) struct Shared {
@@ -106,17 +59,7 @@ fn micros(duration: Duration) -> u64 {
 
 impl Shared {
     pub(super) fn new(seed: uuid::Uuid, connector: Box<dyn Connect>, hello: Hello, settings: Settings) -> Self {
-        let state = State {
-            core: Core::new(seed),
-            sender: None,
-            untaken: Vec::new(),
-            unsent: false,
-            broken: None,
-            alarm: Time(u64::MAX),
-            trouble: None,
-            abandoned: false,
-            stopped: false,
-        };
+        let state = State { core: Core::new(seed), trouble: None, abandoned: false, stopped: false };
         Self {
             state: Mutex::new(state),
             bell: Notify::new(),
@@ -141,12 +84,10 @@ impl Shared {
         self.start + Duration::from_micros(time.0.min(now.after(DAY).0))
     }
 
-    /// A connection is there; its task has set no alarm.
-    pub(super) fn connected(&self, sender: Box<dyn Sender<Request>>) {
+    /// A connection is there.
+    pub(super) fn connected(&self) {
         let mut state = self.state.lock();
         state.trouble = None;
-        state.alarm = Time(u64::MAX);
-        state.sender = Some(sender);
         state.core.connected();
     }
 
@@ -155,10 +96,6 @@ impl Shared {
         let finished = {
             let mut state = self.state.lock();
             state.trouble = Some(why);
-            state.sender = None;
-            state.untaken.clear();
-            state.unsent = false;
-            state.broken = None;
             state.core.disconnected();
             take(&mut state)
         };
@@ -170,41 +107,23 @@ impl Shared {
         self.state.lock().trouble = Some(why);
     }
 
-    /// What is to be sent, into `outbox`, which is empty; what to do; and when to look at the deadlines.
-    pub(super) fn collect(&self, outbox: &mut Vec<Request>) -> (Next, Time) {
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        let deadline = state.core.next_deadline().unwrap_or(Time(u64::MAX));
-        if let Some(why) = state.broken.take() {
-            return (Next::Broken(why), deadline);
-        }
-        std::mem::swap(outbox, &mut state.untaken);
+    /// What is to be sent, into `outbox`, and when to come back. `None`: nobody is left, and nothing is open, so these are
+    /// the last words.
+    pub(super) fn collect(&self, outbox: &mut Vec<Request>) -> Option<Time> {
+        let mut state = self.state.lock();
         state.core.take_requests(outbox);
         if state.abandoned && state.core.open_appends() == 0 {
             state.core.close_sessions(outbox);
-            return (Next::Leave(state.sender.take()), deadline);
+            return None;
         }
-        state.alarm = state.alarm.min(deadline);
-        let next = match state.sender.take_if(|_| !outbox.is_empty() || state.unsent) {
-            Some(sender) => Next::Send(sender),
-            None => Next::Wait,
-        };
-        (next, deadline)
+        Some(state.core.next_deadline().unwrap_or(Time(u64::MAX)))
     }
 
-    /// Everything that was collected is sent.
-    pub(super) fn sent(&self, sender: Box<dyn Sender<Request>>) {
-        let mut state = self.state.lock();
-        state.sender = Some(sender);
-        state.unsent = false;
-    }
-
-    /// The alarm rang. Returns whether something that was sent ran out of time.
+    /// Time has passed. Returns whether something that was sent ran out of it.
     pub(super) fn tick(&self) -> bool {
         let now = self.now();
         let finished = {
             let mut state = self.state.lock();
-            state.alarm = Time(u64::MAX);
             state.core.tick(now);
             take(&mut state)
         };
@@ -260,7 +179,6 @@ impl Shared {
         let core = {
             let mut state = self.state.lock();
             state.stopped = true;
-            state.sender = None;
             std::mem::replace(&mut state.core, Core::new(uuid::Uuid::nil()))
         };
         // Dropping the waiters tells those who hold the other ends.
@@ -355,11 +273,8 @@ impl Handle {
             let records = records.take()?;
             let (waiter, waiting) = oneshot::channel();
             state.core.submit(shard, Job { color, records, deadline, waiter });
-            let written = state.write_now();
             drop(state);
-            if !written {
-                shared.bell.notify_one();
-            }
+            shared.bell.notify_one();
             Some(Some(Ok(waiting)))
         };
         loop {

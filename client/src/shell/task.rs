@@ -9,7 +9,7 @@ use flexlog_protocol::Time;
 use flexlog_protocol::api::{Answer, Request};
 use flexlog_protocol::net::{CLOSING_TIME, ClientConnection, Connection, Receiver, Sender};
 
-use super::shared::{Next, Shared};
+use super::shared::Shared;
 
 /// The first and the longest wait between two attempts to connect.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(2));
@@ -20,9 +20,8 @@ pub(super) async fn run(shared: Arc<Shared>, first: ClientConnection) {
     let _stop = Stop(Arc::clone(&shared));
     let mut connection = first;
     loop {
-        let Connection { sender, receiver, peer, .. } = connection;
-        shared.connected(sender);
-        let Some(why) = serve(&shared, receiver, &peer).await else { return };
+        shared.connected();
+        let Some(why) = serve(&shared, connection).await else { return };
         tracing::info!(%why, "connection lost");
         shared.disconnected(why);
         let idle = std::pin::pin!(idle(&shared));
@@ -42,7 +41,8 @@ impl Drop for Stop {
 }
 
 /// Serves one connection. Returns why it ended, or `None` when nobody is left.
-async fn serve(shared: &Shared, mut receiver: Box<dyn Receiver<Answer>>, peer: &str) -> Option<String> {
+async fn serve(shared: &Shared, connection: ClientConnection) -> Option<String> {
+    let Connection { mut sender, mut receiver, peer, .. } = connection;
     let (mut outbox, mut inbox) = (Vec::new(), Vec::new());
     let mut alarm = std::pin::pin!(Alarm::new());
     let mut heard = Instant::now();
@@ -52,73 +52,59 @@ async fn serve(shared: &Shared, mut receiver: Box<dyn Receiver<Answer>>, peer: &
         late.then(|| format!("{peer} has said nothing for {} ms", heard.elapsed().as_millis()))
     };
     loop {
-        let (next, deadline) = shared.collect(&mut outbox);
-        alarm.as_mut().set(shared, deadline);
-        let mut sender = match next {
-            Next::Send(sender) => sender,
-            Next::Leave(sender) => {
-                if let Some(sender) = sender {
-                    leave(sender, receiver, &mut outbox).await;
-                }
-                return None;
-            }
-            Next::Broken(why) => return Some(why),
-            Next::Wait => {
-                tokio::select! {
-                    biased;
-                    got = receiver.recv(&mut inbox) => match got {
-                        Ok(true) => heard = Instant::now(),
-                        Ok(false) => return Some(format!("{peer} closed the connection")),
-                        Err(error) => return Some(error.to_string()),
-                    },
-                    () = shared.bell.notified() => {}
-                    () = alarm.as_mut().rings() => if let Some(why) = silence(heard) { return Some(why) },
-                }
-                if !inbox.is_empty()
-                    && let Some(last_words) = shared.take_in(&mut inbox)
-                {
-                    return Some(last_words);
-                }
-                continue;
-            }
+        let Some(deadline) = shared.collect(&mut outbox) else {
+            leave(sender, receiver, outbox).await;
+            return None;
         };
-        {
-            let mut sending = std::pin::pin!(sender.send(&mut outbox));
-            loop {
-                // The node may wait for us to take its answers before it takes our requests.
-                tokio::select! {
-                    biased;
-                    sent = &mut sending => match sent {
-                        Ok(()) => break,
-                        Err(error) => return Some(error.to_string()),
-                    },
-                    got = receiver.recv(&mut inbox) => match got {
-                        Ok(true) => {
-                            heard = Instant::now();
-                            if let Some(last_words) = shared.take_in(&mut inbox) {
-                                return Some(last_words);
-                            }
+        alarm.as_mut().set(shared, deadline);
+        if outbox.is_empty() {
+            tokio::select! {
+                biased;
+                got = receiver.recv(&mut inbox) => match got {
+                    Ok(true) => heard = Instant::now(),
+                    Ok(false) => return Some(format!("{peer} closed the connection")),
+                    Err(error) => return Some(error.to_string()),
+                },
+                () = shared.bell.notified() => {}
+                () = alarm.as_mut().rings() => if let Some(why) = silence(heard) { return Some(why) },
+            }
+            if !inbox.is_empty()
+                && let Some(last_words) = shared.take_in(&mut inbox)
+            {
+                return Some(last_words);
+            }
+            continue;
+        }
+        let mut sending = std::pin::pin!(sender.send(&mut outbox));
+        loop {
+            // The node may wait for us to take its answers before it takes our requests.
+            tokio::select! {
+                biased;
+                sent = &mut sending => match sent {
+                    Ok(()) => break,
+                    Err(error) => return Some(error.to_string()),
+                },
+                got = receiver.recv(&mut inbox) => match got {
+                    Ok(true) => {
+                        heard = Instant::now();
+                        if let Some(last_words) = shared.take_in(&mut inbox) {
+                            return Some(last_words);
                         }
-                        Ok(false) => return Some(format!("{peer} closed the connection")),
-                        Err(error) => return Some(error.to_string()),
-                    },
-                    () = alarm.as_mut().rings() => if let Some(why) = silence(heard) { return Some(why) },
-                }
+                    }
+                    Ok(false) => return Some(format!("{peer} closed the connection")),
+                    Err(error) => return Some(error.to_string()),
+                },
+                () = alarm.as_mut().rings() => if let Some(why) = silence(heard) { return Some(why) },
             }
         }
-        shared.sent(sender);
     }
 }
 
 /// Says the last words, and waits a moment for the node to take them in: then its sessions are closed there. A courtesy;
 /// without it the node closes them later.
-async fn leave(
-    mut sender: Box<dyn Sender<Request>>,
-    mut receiver: Box<dyn Receiver<Answer>>,
-    last_words: &mut Vec<Request>,
-) {
+async fn leave(mut sender: Box<dyn Sender<Request>>, mut receiver: Box<dyn Receiver<Answer>>, mut last: Vec<Request>) {
     let goodbye = async {
-        if sender.send(last_words).await.is_ok() && sender.finish().await.is_ok() {
+        if sender.send(&mut last).await.is_ok() && sender.finish().await.is_ok() {
             receiver.discard().await;
         }
     };
@@ -146,9 +132,7 @@ async fn reconnect(shared: &Shared) -> ClientConnection {
 /// Keeps the deadlines while there is no connection. Returns when nobody is left.
 async fn idle(shared: &Shared) {
     let mut alarm = std::pin::pin!(Alarm::new());
-    loop {
-        // Without a connection nothing is to be sent.
-        let (Next::Wait, deadline) = shared.collect(&mut Vec::new()) else { return };
+    while let Some(deadline) = shared.collect(&mut Vec::new()) {
         alarm.as_mut().set(shared, deadline);
         tokio::select! {
             () = shared.bell.notified() => {}

@@ -1,8 +1,6 @@
 //! Frames over a stream of bytes.
 
 use std::io;
-use std::pin::pin;
-use std::task::{Context, Poll, Waker};
 
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -142,20 +140,6 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
         M::encode(batch, &mut self.buffer)?;
         batch.clear();
         self.flush().await
-    }
-
-    /// As [`FrameWriter::send`], but writes only as much as the stream takes at once. Returns whether that was all.
-    ///
-    /// # Errors
-    /// As [`FrameWriter::send`].
-    pub fn try_send<M: Message>(&mut self, batch: &mut Vec<M>) -> Result<bool, FrameError> {
-        M::encode(batch, &mut self.buffer)?;
-        batch.clear();
-        // Nobody is woken when the stream takes more: whoever sends next asks it again.
-        match pin!(self.flush()).poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(flushed) => flushed.map(|()| true),
-            Poll::Pending => Ok(false),
-        }
     }
 
     /// Writes what is left.

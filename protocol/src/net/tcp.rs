@@ -184,10 +184,6 @@ impl<M: Message> Sender<M> for TcpSender {
         self.writer.send(batch).await.map_err(|error| blame(&self.peer, error))
     }
 
-    fn try_send(&mut self, batch: &mut Vec<M>) -> Result<bool, NetError> {
-        self.writer.try_send(batch).map_err(|error| blame(&self.peer, error))
-    }
-
     async fn finish(&mut self) -> Result<(), NetError> {
         self.writer.finish().await.map_err(|error| blame(&self.peer, error))
     }

@@ -167,27 +167,6 @@ async fn dropped_calls_lose_nothing(mut bench: Bench) {
     assert_eq!(got[20_000], Request::Status { id: 5 });
 }
 
-async fn what_cannot_be_sent_at_once_goes_first_with_the_next_send(mut bench: Bench) {
-    let (mut client, mut node) = bench.pair().await;
-    // Until the other side, which does not read, would have to be waited for; or at once, if the transport says so.
-    let mut sent = 0;
-    loop {
-        let mut batch: Vec<_> = (sent..sent + 100).map(|id| Request::Status { id }).collect();
-        let all = client.sender.try_send(&mut batch).unwrap();
-        sent += 100 - batch.len() as u64;
-        assert!(!all || batch.is_empty());
-        if !all {
-            break;
-        }
-    }
-    let mut rest: Vec<_> = (sent..sent + 10).map(|id| Request::Status { id }).collect();
-    let count = sent as usize + 10;
-    let (done, got) = tokio::join!(client.sender.send(&mut rest), recv_exactly(&mut *node.receiver, count));
-    done.unwrap();
-    assert!(got.iter().zip(0..).all(|(request, id)| *request == Request::Status { id }));
-    assert!(client.sender.try_send(&mut vec![]).unwrap(), "nothing is left");
-}
-
 async fn a_side_that_is_gone_is_noticed(mut bench: Bench) {
     let (mut client, node) = bench.pair().await;
     drop(node);
@@ -237,7 +216,6 @@ conformance!(
     messages_arrive_in_order_both_ways_at_once,
     large_messages_arrive_whole,
     dropped_calls_lose_nothing,
-    what_cannot_be_sent_at_once_goes_first_with_the_next_send,
     a_side_that_is_gone_is_noticed,
     a_node_closes_in_words,
 );
