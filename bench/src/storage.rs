@@ -43,6 +43,9 @@ pub(crate) struct StorageArgs {
     /// A folder on tmpfs to measure in.
     #[arg(long)]
     dir: Option<PathBuf>,
+    /// Payloads with a reference count, as a server has them: taking and giving back each is part of what is timed.
+    #[arg(long)]
+    shared: bool,
 }
 
 #[derive(serde::Serialize)]
@@ -61,7 +64,7 @@ pub(crate) fn run(args: &StorageArgs) -> Outcome<()> {
     let mut rows = Vec::new();
     for threads in THREADS {
         for size in SIZES {
-            rows.push(measure(&dir, size, threads)?);
+            rows.push(measure(&dir, size, threads, args.shared)?);
         }
     }
     if args.json {
@@ -105,13 +108,15 @@ struct Worker {
     raw: MmapDevice,
     raw_at: u64,
     pool: &'static [u8],
+    /// The same bytes with a reference count, where that is to be measured too.
+    shared: Option<Bytes>,
     size: usize,
     /// Records staged, all but the last numbered.
     staged: u64,
 }
 
 impl Worker {
-    fn new(dir: &Path, name: usize, size: usize, records: u64) -> Outcome<Self> {
+    fn new(dir: &Path, name: usize, size: usize, records: u64, shared: bool) -> Outcome<Self> {
         // What surrounds a record and its number in the log, generously, and what is left over of segments.
         let bytes = records * (size as u64 + 320);
         let segments = bytes / SEGMENT + bytes / SEGMENT / 64 + 6;
@@ -122,6 +127,7 @@ impl Worker {
         raw.grow(raw_bytes)?;
         let mut draw = SplitMix(name as u64);
         let pool: Vec<u8> = (0..POOL / 8).flat_map(|_| draw.draw().to_le_bytes()).collect();
+        let shared = shared.then(|| Bytes::from(pool.clone()));
         let mut worker = Self {
             store: None,
             folder,
@@ -129,6 +135,7 @@ impl Worker {
             raw,
             raw_at: 0,
             pool: Box::leak(pool.into_boxed_slice()),
+            shared,
             size,
             staged: 0,
         };
@@ -154,7 +161,10 @@ impl Worker {
         for record in self.staged..self.staged + records {
             let place = self.place(record);
             // Static bytes have no reference count: what it costs to share them is the caller's, not the store's.
-            let payload = Bytes::from_static(&self.pool[place..place + self.size]);
+            let payload = match &self.shared {
+                Some(shared) => shared.slice(place..place + self.size),
+                None => Bytes::from_static(&self.pool[place..place + self.size]),
+            };
             let append = Append::new(token(record), COLOR, None, vec![Record::new(payload)?])?;
             if record > 0 {
                 assign(&mut entry, record - 1);
@@ -232,12 +242,13 @@ fn assign(entry: &mut Entry, record: u64) {
     }
 }
 
-fn measure(dir: &Path, size: usize, threads: usize) -> Outcome<Row> {
+fn measure(dir: &Path, size: usize, threads: usize, shared: bool) -> Outcome<Row> {
     let folder = tempfile::tempdir_in(dir)?;
     let slice = (64 << 20) / (size as u64 + 256);
     let records = slice * (RUNS + WARM_UP) as u64;
-    let mut workers =
-        (0..threads).map(|name| Worker::new(folder.path(), name, size, records)).collect::<Outcome<Vec<_>>>()?;
+    let mut workers = (0..threads)
+        .map(|name| Worker::new(folder.path(), name, size, records, shared))
+        .collect::<Outcome<Vec<_>>>()?;
     let (mut ours, mut raw) = (Vec::new(), Vec::new());
     for run in 0..RUNS + WARM_UP {
         let own = together(&mut workers, |worker| worker.run_ours(slice))?;
