@@ -29,6 +29,8 @@ use crate::server::{Parts, Server};
 
 /// The replicas of a new cluster unless told otherwise.
 pub const DEFAULT_REPLICAS: u32 = 3;
+/// The smallest segment: the largest append and the largest entry fit into one.
+pub const MIN_SEGMENT_BYTES: u64 = 2 * limits::MAX_TOKEN_BYTES as u64;
 /// The one shard of an embedded cluster.
 const SHARD: ShardId = ShardId(1);
 
@@ -43,7 +45,7 @@ pub struct Options {
     pub replicas: Option<u32>,
     /// Bytes that each replica's area may grow to.
     pub area_limit: u64,
-    /// Bytes of a segment of a new replica's area, a multiple of 4096.
+    /// Bytes of a segment of a new replica's area: a multiple of 4096, at least [`MIN_SEGMENT_BYTES`].
     pub segment_bytes: u64,
     /// The most numbers of a color in one epoch; lower than the largest possible only in tests.
     pub numbers_per_epoch: u32,
@@ -86,6 +88,9 @@ pub enum StartError {
     /// The number of replicas is not possible, or not the one that the cluster has.
     #[error("{0}")]
     Replicas(String),
+    /// An append would not fit into a segment.
+    #[error("a segment of {0} bytes is too small: the smallest has {MIN_SEGMENT_BYTES}")]
+    Segment(u64),
     /// The metadata cannot be opened.
     #[error(transparent)]
     Metadata(#[from] flexlog_tree_config::embedded::OpenError),
@@ -176,6 +181,9 @@ async fn serve(
 }
 
 async fn open(options: &Options) -> Result<Parts, StartError> {
+    if options.segment_bytes < MIN_SEGMENT_BYTES {
+        return Err(StartError::Segment(options.segment_bytes));
+    }
     let directory = &options.directory;
     std::fs::create_dir_all(directory).map_err(|source| StartError::Folder { path: directory.clone(), source })?;
     let metadata: Arc<dyn Metadata> = Arc::new(EmbeddedMetadata::open(directory.join("metadata"))?);
@@ -241,11 +249,12 @@ async fn open_members(
         };
         threads.into_iter().map(join).collect()
     });
+    let staged_limit = options.area_limit / (2 * view.members.len() as u64);
     let mut members = Vec::new();
     for (replica, path, opened, result) in recovered {
         let panicked = |_| StartError::Thread(format!("the recovery of replica {replica} failed"));
         let (mut store, recovered) = result.map_err(panicked)??;
-        let core = member(replica, &path, &mut store, recovered, fenced)?;
+        let core = member(replica, &path, &mut store, recovered, fenced)?.with_staged_limit(staged_limit);
         members.push(Member::new(replica, core, Box::new(store), path.display().to_string(), opened));
     }
     Ok(members)

@@ -182,10 +182,13 @@ fn a_read_only_folder() {
 #[test]
 fn a_full_area_refuses_appends_until_something_is_trimmed() {
     let Some(folder) = folder(On::Tmpfs) else { return };
-    let limits = ["--area-limit", "8388608", "--segment", "1048576"];
+    let limits = ["--area-limit", "75497472", "--segment", "8388608"];
     let server = Server::start_at(folder.path(), "127.0.0.1:0", &limits);
     let payload = "x".repeat(10_000);
-    let lines: String = (0..2000).map(|i| format!("{i} {payload}\n")).collect();
+    let lines: String = (0..12_000).map(|i| format!("{i} {payload}\n")).collect();
+    let mut command = up(folder.path(), "127.0.0.1:0");
+    command.args(["--segment", "4096"]);
+    up_fails(command, &["4096", "8388608"]);
     let output = run(server.command(&["append", "orders"]), lines.as_bytes());
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("full"), "{}", text(&output.stderr));

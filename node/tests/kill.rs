@@ -38,7 +38,7 @@ fn line(kill: u64, i: usize) -> String {
 fn kills(on: On, seed: u64) {
     let _turn = turn();
     let Some(folder) = folder(on) else { return };
-    let mut seeded = Seeded(seed);
+    let mut seeded = Seeded::new(seed);
     let listen = format!("127.0.0.1:{}", free_port());
     let mut server = Server::start_at(folder.path(), &listen, &[]);
     let mut printed_before: Vec<(String, String)> = Vec::new();

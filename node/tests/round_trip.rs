@@ -13,7 +13,7 @@ const LIMIT: usize = 1 << 20;
 
 /// Lines of every kind: empty, not UTF-8, with a carriage return, one of exactly the limit, and none at the end.
 fn generated(seed: u64) -> Vec<Vec<u8>> {
-    let mut seeded = Seeded(seed);
+    let mut seeded = Seeded::new(seed);
     let mut lines: Vec<Vec<u8>> = (0..LINES)
         .map(|i| match seeded.below(20) {
             0 => Vec::new(),

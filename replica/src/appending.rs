@@ -48,12 +48,16 @@ impl Replica {
                         unsettled.push((lsn, assign));
                     }
                 }
+                // It was on its way when the store failed, and will not arrive.
+                Lookup::Known(Slot { state: SlotState::Staging, .. }) if self.stopped.is_some() => {
+                    refuse(token, AppendRefusal::StorageFailed);
+                }
                 Lookup::Known(_) => {}
                 Lookup::Free if self.stopped.is_some() => refuse(token, AppendRefusal::StorageFailed),
                 Lookup::Free if append.condition().is_some() => refuse(token, AppendRefusal::Unsupported),
                 Lookup::Free
                     if self.staged_tokens >= limits::MAX_STAGED_TOKENS
-                        || self.staged_bytes + bytes as u64 > limits::MAX_STAGED_BYTES =>
+                        || self.staged_bytes + bytes as u64 > self.max_staged_bytes =>
                 {
                     refuse(token, AppendRefusal::Busy);
                 }

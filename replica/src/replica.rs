@@ -6,7 +6,7 @@ use std::sync::Arc;
 use flexlog_protocol::api::RequestId;
 use flexlog_protocol::media::Recovered;
 use flexlog_protocol::peer::{Of, Staged, ToLeaf};
-use flexlog_protocol::{Color, Incarnation, Lsn, ReplicaId, SeqNum, SessionId, ShardId, Time, Token};
+use flexlog_protocol::{Color, Incarnation, Lsn, ReplicaId, SeqNum, SessionId, ShardId, Time, Token, limits};
 use rustc_hash::{FxHashMap, FxHashSet};
 use uuid::Uuid;
 
@@ -60,6 +60,7 @@ pub struct Replica {
     /// Appends that the leaf had this member ask another one for.
     pub(crate) pulling: FxHashSet<Token>,
     pub(crate) staged_bytes: u64,
+    pub(crate) max_staged_bytes: u64,
     pub(crate) staged_tokens: usize,
     pub(crate) stopped: Option<String>,
 }
@@ -92,6 +93,7 @@ impl Replica {
             durable: 0,
             pulling: FxHashSet::default(),
             staged_bytes: 0,
+            max_staged_bytes: limits::MAX_STAGED_BYTES,
             staged_tokens: 0,
             stopped: None,
         };
@@ -122,6 +124,16 @@ impl Replica {
             out.push(Output::DropStaged(orphans));
         }
         Ok((replica, out))
+    }
+
+    /// The same member, holding at most so many bytes of clients' appends staged, or [`limits::MAX_STAGED_BYTES`] if that
+    /// is less.
+    ///
+    /// Members may hold different appends when their stores are full, and each must still have room for those of all
+    /// others: so this is at most the size of the store divided by twice the number of members.
+    #[must_use]
+    pub fn with_staged_limit(self, bytes: u64) -> Self {
+        Self { max_staged_bytes: bytes.min(limits::MAX_STAGED_BYTES), ..self }
     }
 
     /// When to be told [`Input::Tick`], if nothing else happens before.

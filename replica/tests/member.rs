@@ -370,6 +370,22 @@ fn a_full_store_leaves_nothing_of_the_append() {
 }
 
 #[test]
+fn what_was_on_its_way_when_the_store_failed_is_refused() {
+    let (mut bench, session) = Bench::serving();
+    bench.append(session, 1, "a");
+    bench.step(Input::StoreFailed("no disk".into()));
+    assert_eq!(bench.append(session, 1, "a"), [refused(session, 1, AppendRefusal::StorageFailed)]);
+}
+
+#[test]
+fn staged_bytes_stay_below_the_share_of_a_small_store() {
+    let (mut bench, session) = Bench::serving();
+    bench.replica = bench.replica.with_staged_limit(10);
+    assert_eq!(bench.append(session, 1, "12345"), []);
+    assert_eq!(bench.append(session, 2, "12345"), [refused(session, 2, AppendRefusal::Busy)]);
+}
+
+#[test]
 fn an_assignment_without_its_record_stops_the_member() {
     let (mut bench, session) = Bench::serving();
     let outputs = bench.write(assign(session, 1, n(1, 0)));

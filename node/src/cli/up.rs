@@ -26,9 +26,8 @@ pub(crate) struct UpArgs {
     /// Bytes that each replica's area may grow to.
     #[arg(long, value_name = "BYTES", default_value_t = AREA_LIMIT_BYTES)]
     area_limit: u64,
-    /// Bytes of a segment of a new cluster's areas: a multiple of 4096 from 1 MiB to 1 GiB.
-    #[arg(long, value_name = "BYTES", default_value_t = flexlog_protocol::limits::SEGMENT_BYTES,
-        value_parser = clap::value_parser!(u64).range(1 << 20..=1 << 30))]
+    /// Bytes of a segment of a new cluster's areas: a multiple of 4096 from 8 MiB to 1 GiB.
+    #[arg(long, value_name = "BYTES", default_value_t = flexlog_protocol::limits::SEGMENT_BYTES)]
     segment: u64,
 }
 

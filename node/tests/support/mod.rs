@@ -10,6 +10,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Mutex;
 use std::thread::JoinHandle;
 
+use flexlog_storage_pm::device::SplitMix;
 use tempfile::TempDir;
 
 pub const BINARY: &str = env!("CARGO_BIN_EXE_flexlog");
@@ -171,17 +172,16 @@ pub fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// The splitmix64 generator: the same lines for the same seed, everywhere.
-#[derive(Clone)]
-pub struct Seeded(pub u64);
+/// A seeded generator: the same lines for the same seed, everywhere.
+pub struct Seeded(SplitMix);
 
 impl Seeded {
+    pub fn new(seed: u64) -> Self {
+        Self(SplitMix(seed))
+    }
+
     pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.draw()
     }
 
     pub fn below(&mut self, n: u64) -> u64 {
