@@ -120,7 +120,12 @@ impl Worker {
         // What surrounds a record and its number in the log, generously, and what is left over of segments.
         let bytes = records * (size as u64 + 320);
         let segments = bytes / SEGMENT + bytes / SEGMENT / 64 + 6;
-        let options = Options { segment_bytes: SEGMENT, limit_bytes: 8192 + segments * SEGMENT, prefault: true };
+        let options = Options {
+            segment_bytes: SEGMENT,
+            limit_bytes: 8192 + segments * SEGMENT,
+            prefault: true,
+            ..Options::default()
+        };
         let folder = dir.join(format!("store-{name}"));
         let raw_bytes = records * size as u64;
         let mut raw = MmapDevice::open(&dir.join(format!("raw-{name}")), Mapping { limit: raw_bytes, prefault: true })?;
@@ -203,7 +208,7 @@ impl Worker {
         let mut found = Vec::new();
         while next < self.staged {
             found.clear();
-            store.read(COLOR, number(next), SeqNum::MAX, 4096, usize::MAX, &mut found)?;
+            store.read_through(COLOR, number(next), SeqNum::MAX, 4096, usize::MAX, &mut found)?;
             if found.is_empty() {
                 return Err(format!("record {} of {} bytes is lost", number(next), self.size).into());
             }

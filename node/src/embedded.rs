@@ -15,7 +15,8 @@ use flexlog_protocol::media::{LogStore, Recovered};
 use flexlog_protocol::net::in_process::{self, Connector};
 use flexlog_protocol::{ClusterId, ReplicaId, SeqNum, ShardId, StoreId, View, limits, wire};
 use flexlog_replica::{Output, Replica, RestoreError};
-use flexlog_storage_pm::device::AnyDevice;
+use flexlog_storage_pm::device::{AnyDevice, DeviceKind};
+use flexlog_storage_pm::ssd::DirFolder;
 use flexlog_storage_pm::{Advanced, Closed, Mark, OpenError, Owner, Store};
 use flexlog_tree_config::operations::{self, Layout, OperationError};
 use flexlog_tree_config::{Embedded as EmbeddedMetadata, Metadata};
@@ -34,6 +35,18 @@ pub const MIN_SEGMENT_BYTES: u64 = 2 * limits::MAX_TOKEN_BYTES as u64;
 /// The one shard of an embedded cluster.
 const SHARD: ShardId = ShardId(1);
 
+/// Where older records go when a replica's area fills.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum SsdPlace {
+    /// Into a folder `ssd` beside the area.
+    #[default]
+    Beside,
+    /// Into a folder of each replica's in this one.
+    In(PathBuf),
+    /// Nowhere: a full area takes no more until something is trimmed. Not for replicas that have SSD files.
+    Nowhere,
+}
+
 /// How a cluster is to be started.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -47,6 +60,14 @@ pub struct Options {
     pub area_limit: u64,
     /// Bytes of a segment of a new replica's area: a multiple of 4096, at least [`MIN_SEGMENT_BYTES`].
     pub segment_bytes: u64,
+    /// The device of every replica's area; the one that suits its file system where it is `None`.
+    pub device: Option<DeviceKind>,
+    /// Where older records go.
+    pub ssd: SsdPlace,
+    /// Percent of an area, 1 to 99, above which its oldest records move to SSD files.
+    pub high_mark: u8,
+    /// Bytes of memory in which each replica keeps records that were read.
+    pub cache_bytes: u64,
     /// The most numbers of a color in one epoch; lower than the largest possible only in tests.
     pub numbers_per_epoch: u32,
 }
@@ -61,6 +82,10 @@ impl Options {
             replicas: None,
             area_limit: limits::AREA_LIMIT_BYTES,
             segment_bytes: limits::SEGMENT_BYTES,
+            device: None,
+            ssd: SsdPlace::default(),
+            high_mark: flexlog_storage_pm::Options::default().high_mark,
+            cache_bytes: limits::CACHE_BYTES,
             numbers_per_epoch: SeqNum::MAX_COUNT,
         }
     }
@@ -271,9 +296,24 @@ async fn count_opening(
     let store_options = flexlog_storage_pm::Options {
         segment_bytes: options.segment_bytes,
         limit_bytes: options.area_limit,
-        prefault: false,
+        high_mark: options.high_mark,
+        cache_bytes: options.cache_bytes,
+        ..flexlog_storage_pm::Options::default()
     };
-    let closed = Closed::open_folder(path, None, owner, fresh, store_options)?;
+    let mut closed = Closed::open_folder(path, options.device, owner, fresh, store_options)?;
+    let ssd = match &options.ssd {
+        SsdPlace::Beside => Some(path.join("ssd")),
+        SsdPlace::In(folder) => Some(folder.join(format!("replica-{}", owner.replica))),
+        SsdPlace::Nowhere => None,
+    };
+    if let Some(ssd) = ssd {
+        let made = std::fs::create_dir_all(&ssd).and_then(|()| {
+            // The name of the folder is to outlast a crash as what will be in it does.
+            std::fs::File::open(ssd.parent().unwrap_or(&ssd))?.sync_all()
+        });
+        made.map_err(|source| StartError::Folder { path: ssd.clone(), source })?;
+        closed = closed.with_ssd(Arc::new(DirFolder::new(ssd)));
+    }
     let id = closed.identity().id;
     if let Mark::Opened { n, nonce: Some(nonce) } = closed.mark() {
         // The metadata may not have heard of the end of the last opening; where it has, this changes nothing.

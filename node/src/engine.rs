@@ -4,8 +4,11 @@
 //! staged on all members, numbered, and in every member's log when [`Engine::run`] returns, where the device is memory;
 //! where it is a file, as far as the fences that are done allow. Nothing is sent from one thread to another on that way.
 //!
-//! It relies on being told when a fence of a store may be done ([`Engine::fenced`]) and when a deadline has come
-//! ([`Engine::next_deadline`]). It promises that writes reach each store in the order in which its member made them, that
+//! What takes its time is handed out to be done elsewhere: reads of SSD files ([`Engine::take_reads`]) and what stores do
+//! in the background ([`Engine::take_work`]). While a store is about to have room again, appends wait here.
+//!
+//! It relies on being told when a fence of a store may be done ([`Engine::fenced`]), when what it handed out has ended, and
+//! when a deadline has come ([`Engine::next_deadline`]). It promises that writes reach each store in the order in which its member made them, that
 //! a member hears of durable writes only after the fence that covers them, and one fence for all that is queued.
 
 use std::collections::VecDeque;
@@ -13,12 +16,52 @@ use std::mem;
 use std::sync::Arc;
 
 use flexlog_protocol::api::{Answer, AppendRequest, Appended, ReplicaStatus, Request, ShardStatus};
-use flexlog_protocol::media::{FenceId, LogStore, StoreError};
+use flexlog_protocol::media::{Background, FenceId, Late, LaterRead, LogStore, Reading, StoreError};
 use flexlog_protocol::peer::{FromParent, PeerMessage, ToParent};
-use flexlog_protocol::{Incarnation, ReplicaId, ShardId, Time, View};
-use flexlog_replica::{ConnId, Persist, Replica};
+use flexlog_protocol::{Color, Incarnation, ReplicaId, SeqNum, ShardId, Time, View};
+use flexlog_replica::{ConnId, FetchId, Persist, Replica};
 use flexlog_sequencer::{Counter, Leaf};
 use rustc_hash::FxHashMap;
+
+/// The most bytes of appends that wait for room in a store; more are passed on, and may be refused.
+const MAX_HELD_BYTES: usize = 64 << 20;
+
+/// What a member wants from its store.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    fetch: FetchId,
+    color: Color,
+    from: SeqNum,
+    upto: SeqNum,
+    max_records: usize,
+    max_bytes: usize,
+}
+
+/// A read that may wait for a disk.
+pub struct SlowRead {
+    at: usize,
+    wanted: Wanted,
+    read: LaterRead,
+}
+
+/// What a [`SlowRead`] came to.
+pub struct ReadDone {
+    at: usize,
+    wanted: Wanted,
+    late: Late,
+}
+
+impl SlowRead {
+    /// Reads. To be called on another thread.
+    #[must_use]
+    pub fn run(self) -> ReadDone {
+        ReadDone { at: self.at, wanted: self.wanted, late: (self.read)() }
+    }
+}
+
+/// Names the store that background work is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StoreAt(usize);
 
 /// A member and its store.
 pub struct Member {
@@ -37,6 +80,8 @@ pub struct Member {
     checkpointing: bool,
     /// The last checkpoint had no room: the next is tried once more was given up.
     cramped: bool,
+    /// Work of its store is under way elsewhere.
+    working: bool,
     failed: Option<String>,
 }
 
@@ -54,6 +99,7 @@ impl Member {
             fence: None,
             checkpointing: false,
             cramped: false,
+            working: false,
             failed: None,
         }
     }
@@ -87,6 +133,11 @@ pub struct Engine {
     view: u32,
     queue: VecDeque<Message>,
     answers: FxHashMap<ConnId, Vec<Answer>>,
+    reads: Vec<SlowRead>,
+    work: Vec<(StoreAt, Background)>,
+    /// Appends that wait for room, oldest first, and their bytes.
+    held: VecDeque<(ConnId, Arc<AppendRequest>)>,
+    held_bytes: usize,
     events: Vec<Event>,
     stopped: Option<String>,
     appends: u64,
@@ -109,6 +160,10 @@ impl Engine {
             view: 0,
             queue: VecDeque::new(),
             answers: FxHashMap::default(),
+            reads: Vec::new(),
+            work: Vec::new(),
+            held: VecDeque::new(),
+            held_bytes: 0,
             events: Vec::new(),
             stopped: None,
             appends: 0,
@@ -148,6 +203,30 @@ impl Engine {
     }
 
     fn append(&mut self, from: ConnId, request: &Arc<AppendRequest>) {
+        // Those that wait go first, so that a session's appends arrive in their order.
+        if (self.pressed() || !self.held.is_empty()) && self.held_bytes < MAX_HELD_BYTES {
+            self.held_bytes += bytes_of(request);
+            self.held.push_back((from, Arc::clone(request)));
+        } else {
+            self.release();
+            self.pass_on(from, request);
+        }
+    }
+
+    /// Some store has no room and is about to have some.
+    fn pressed(&self) -> bool {
+        self.members.iter().any(|member| member.failed.is_none() && !member.cramped && member.store.pressed())
+    }
+
+    /// Passes on the appends that wait.
+    fn release(&mut self) {
+        for (from, request) in mem::take(&mut self.held) {
+            self.pass_on(from, &request);
+        }
+        self.held_bytes = 0;
+    }
+
+    fn pass_on(&mut self, from: ConnId, request: &Arc<AppendRequest>) {
         for (at, member) in self.members.iter().enumerate() {
             if request.members.contains(&member.id) {
                 let input = flexlog_replica::Input::Append { from, request: Arc::clone(request) };
@@ -182,7 +261,9 @@ impl Engine {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
         let members = self.members.iter().filter_map(|member| member.replica.next_deadline());
-        members.chain(self.leaf.as_ref().and_then(Leaf::next_deadline)).min()
+        let stores = self.members.iter().filter(|member| !member.working && member.failed.is_none());
+        let stores = stores.filter_map(|member| member.store.background_at());
+        members.chain(stores).chain(self.leaf.as_ref().and_then(Leaf::next_deadline)).min()
     }
 
     /// Works until there are answers to send, or nothing is left to do but to wait for fences, deadlines and clients.
@@ -207,6 +288,12 @@ impl Engine {
                 self.want_checkpoints();
             }
             if self.queue.is_empty() {
+                self.want_work(now);
+            }
+            if self.queue.is_empty() && !self.held.is_empty() && !self.pressed() {
+                self.release();
+            }
+            if self.queue.is_empty() {
                 return false;
             }
         }
@@ -215,6 +302,67 @@ impl Engine {
     /// What to say to clients, by connection.
     pub fn take_answers(&mut self) -> impl Iterator<Item = (ConnId, Vec<Answer>)> + use<'_> {
         self.answers.drain()
+    }
+
+    /// Reads to be done elsewhere; what they came to goes to [`Engine::read_done`].
+    pub fn take_reads(&mut self) -> Vec<SlowRead> {
+        mem::take(&mut self.reads)
+    }
+
+    /// Work to be done elsewhere, one after the other; each is followed by [`Engine::work_done`].
+    pub fn take_work(&mut self) -> Vec<(StoreAt, Background)> {
+        mem::take(&mut self.work)
+    }
+
+    /// A read has ended. [`Engine::run`] comes next.
+    pub fn read_done(&mut self, done: ReadDone) {
+        let ReadDone { at, wanted, late: Late { records, covered, error } } = done;
+        let result = match error {
+            Some(error) if records.is_empty() => Err(error.to_string()),
+            // What was read goes out; the one that cannot be read is met again, first, by the next fetch.
+            Some(_) => Ok(records),
+            None if records.is_empty() && covered < wanted.upto => {
+                return self.fetch(at, Wanted { from: covered, ..wanted });
+            }
+            None => Ok(records),
+        };
+        let input = flexlog_replica::Input::Fetched { fetch: wanted.fetch, result };
+        self.queue.push_back(Message::Member(at, input));
+    }
+
+    /// Work of a store has ended. [`Engine::run`] comes next.
+    pub fn work_done(&mut self, store: StoreAt) {
+        self.members[store.0].working = false;
+    }
+
+    fn want_work(&mut self, now: Time) {
+        for at in 0..self.members.len() {
+            let member = &mut self.members[at];
+            if member.working || member.failed.is_some() {
+                continue;
+            }
+            match member.store.background(now) {
+                Ok(Some(work)) => {
+                    member.working = true;
+                    self.work.push((StoreAt(at), work));
+                }
+                Ok(None) => {}
+                Err(error) => self.fail(at, &error.to_string()),
+            }
+        }
+    }
+
+    fn fetch(&mut self, at: usize, wanted: Wanted) {
+        let Wanted { fetch, color, from, upto, max_records, max_bytes } = wanted;
+        let mut records = Vec::new();
+        let read = self.members[at].store.read(color, from, upto, max_records, max_bytes, &mut records);
+        let result = match read {
+            Ok(Reading::Later(read)) => return self.reads.push(SlowRead { at, wanted, read }),
+            Err(error) if records.is_empty() => Err(error.to_string()),
+            // As in `read_done`.
+            _ => Ok(records),
+        };
+        self.queue.push_back(Message::Member(at, flexlog_replica::Input::Fetched { fetch, result }));
     }
 
     /// What happened that the engine cannot handle itself.
@@ -266,22 +414,14 @@ impl Engine {
     }
 
     fn route_member(&mut self, at: usize) {
-        use flexlog_replica::{Input, Output};
+        use flexlog_replica::Output;
         let from = self.members[at].id;
         let mut outputs = mem::take(&mut self.member_out);
         for output in outputs.drain(..) {
             match output {
                 Output::Persist(what) => self.write(at, what),
                 Output::Fetch { fetch, color, from, upto, max_records, max_bytes } => {
-                    let mut records = Vec::new();
-                    let store = &self.members[at].store;
-                    let read = store.read(color, from, upto, max_records, max_bytes, &mut records);
-                    let result = match read {
-                        Err(error) if records.is_empty() => Err(error.to_string()),
-                        // What was read goes out; the one that cannot be read is met again, first, by the next fetch.
-                        _ => Ok(records),
-                    };
-                    self.queue.push_back(Message::Member(at, Input::Fetched { fetch, result }));
+                    self.fetch(at, Wanted { fetch, color, from, upto, max_records, max_bytes });
                 }
                 Output::FetchStaged { token, to } => {
                     let message = match self.members[at].store.read_staged(token) {
@@ -468,6 +608,9 @@ impl Engine {
                 records: usage.records,
                 staged: usage.staged_tokens,
                 index_bytes: usage.index_bytes,
+                ssd_files: usage.ssd_files,
+                ssd_bytes: usage.ssd_bytes,
+                ssd_records: usage.ssd_records,
                 opened: member.opened,
             }
         });
@@ -482,4 +625,8 @@ impl Engine {
             replicas: replicas.collect(),
         }
     }
+}
+
+fn bytes_of(request: &AppendRequest) -> usize {
+    request.appends.iter().map(|append| append.encoded_len()).sum()
 }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use flexlog_protocol::api::{
     Answer, AppendRefusal, AppendRequest, ColorInfo, Failure, Hello, Request, Role, ShardInfo, Status, delivered_cost,
 };
+use flexlog_protocol::media::Background;
 use flexlog_protocol::limits::{MAX_COLORS, MAX_CONNECTIONS, MAX_OUTBOUND_BYTES};
 use flexlog_protocol::net::{self, NodeConnection, in_process, tcp};
 use flexlog_protocol::{ClusterId, Color, Incarnation, Position, ShardId, Time, View, wire};
@@ -21,14 +22,16 @@ use flexlog_tree_config::operations::{self, Placement};
 use flexlog_tree_config::{ColorName, ColorRecord, Metadata};
 use rustc_hash::FxHashMap;
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, watch};
-use tokio::task::spawn_local;
+use tokio::sync::{Notify, Semaphore, watch};
+use tokio::task::{spawn_blocking, spawn_local};
 use uuid::Uuid;
 
-use crate::engine::{Engine, Event};
+use crate::engine::{Engine, Event, SlowRead, StoreAt};
 
 /// How long a client may take over the opening words.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
+/// Threads that read SSD files.
+const SLOW_READERS: usize = 4;
 /// Colors in one page of the list.
 const COLORS_PER_PAGE: usize = 1000;
 
@@ -68,6 +71,9 @@ pub(crate) struct Server {
     /// The deadline that the timer waits for.
     armed: Cell<Option<Time>>,
     rearm: Notify,
+    /// Reads of SSD files under way at once, and stores that work in the background at once.
+    readers: Semaphore,
+    worker: Semaphore,
     state: watch::Sender<State>,
     stopping: watch::Sender<bool>,
 }
@@ -103,6 +109,9 @@ impl Server {
             unfinished: Notify::new(),
             armed: Cell::new(None),
             rearm: Notify::new(),
+            readers: Semaphore::new(SLOW_READERS),
+            // One store at a time: each holds the segments in memory that it moves.
+            worker: Semaphore::new(1),
             state: watch::Sender::new(State::Starting),
             stopping: watch::Sender::new(false),
         });
@@ -162,6 +171,12 @@ impl Server {
             outbox.answers.borrow_mut().append(&mut answers);
             outbox.filled.notify_one();
         }
+        for read in engine.take_reads() {
+            spawn_local(Rc::clone(self).read_slowly(read));
+        }
+        for (store, work) in engine.take_work() {
+            spawn_local(Rc::clone(self).work(store, work));
+        }
         for event in engine.take_events() {
             match event {
                 Event::Serving => {
@@ -186,6 +201,26 @@ impl Server {
         if deadline.is_some_and(|deadline| self.armed.get().is_none_or(|armed| deadline < armed)) {
             self.rearm.notify_one();
         }
+    }
+
+    /// Reads where waiting for a disk keeps nobody else waiting.
+    async fn read_slowly(self: Rc<Self>, read: SlowRead) {
+        // Nobody closes the semaphore.
+        let Ok(_one) = self.readers.acquire().await else { return };
+        match spawn_blocking(move || read.run()).await {
+            Ok(done) => self.engine.borrow_mut().read_done(done),
+            Err(error) => tracing::error!(%error, "a read of SSD files did not end"),
+        }
+        self.run();
+    }
+
+    async fn work(self: Rc<Self>, store: StoreAt, work: Background) {
+        let Ok(_one) = self.worker.acquire().await else { return };
+        if let Err(error) = spawn_blocking(work).await {
+            tracing::error!(%error, "background work did not end");
+        }
+        self.engine.borrow_mut().work_done(store);
+        self.run();
     }
 
     async fn keep_time(self: Rc<Self>) {

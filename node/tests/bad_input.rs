@@ -182,7 +182,7 @@ fn a_read_only_folder() {
 #[test]
 fn a_full_area_refuses_appends_until_something_is_trimmed() {
     let Some(folder) = folder(On::Tmpfs) else { return };
-    let limits = ["--area-limit", "75497472", "--segment", "8388608"];
+    let limits = ["--area-limit", "75497472", "--segment", "8388608", "--ssd", "none"];
     let server = Server::start_at(folder.path(), "127.0.0.1:0", &limits);
     let payload = "x".repeat(10_000);
     let lines: String = (0..12_000).map(|i| format!("{i} {payload}\n")).collect();

@@ -459,7 +459,7 @@ pub struct ReplicaStatus {
     pub used_bytes: u64,
     /// Bytes that the area may grow to.
     pub limit_bytes: u64,
-    /// Numbers that can be read here.
+    /// Numbers that can be read here from memory or the area.
     pub records: u64,
     /// Tokens staged.
     pub staged: u64,
@@ -467,6 +467,12 @@ pub struct ReplicaStatus {
     pub index_bytes: u64,
     /// How often its store was opened.
     pub opened: u64,
+    /// SSD files that older records moved to.
+    pub ssd_files: u64,
+    /// Bytes that they take.
+    pub ssd_bytes: u64,
+    /// Records in them, trimmed ones whose space was not given back yet included.
+    pub ssd_records: u64,
 }
 
 /// The opening words of a connection, from both sides.

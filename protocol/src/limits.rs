@@ -44,5 +44,9 @@ pub const COMPLETION_DELAY_MICROS: u64 = 50_000;
 pub const SEGMENT_BYTES: u64 = 16 << 20;
 /// The default limit of a replica's area: 4 GiB.
 pub const AREA_LIMIT_BYTES: u64 = 4 << 30;
+/// The default bytes of memory that a replica caches records in that were read: 32 MiB.
+pub const CACHE_BYTES: u64 = 32 << 20;
+/// The default bytes of memory that a replica keeps indexes of SSD files in: 32 MiB.
+pub const INDEX_CACHE_BYTES: u64 = 32 << 20;
 /// The port that `flexlog up` listens on unless told otherwise.
 pub const DEFAULT_PORT: u16 = 7480;

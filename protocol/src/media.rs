@@ -1,11 +1,12 @@
 //! The two storage traits: a byte device, and the store of one replica that is built over it.
 
 use std::io;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
 use crate::entry::Entry;
-use crate::ids::{Color, Epoch, Incarnation, Lsn, SeqNum, StoreId, Token};
+use crate::ids::{Color, Epoch, Incarnation, Lsn, SeqNum, StoreId, Time, Token};
 use crate::peer::Staged;
 use crate::record::{Append, Record};
 
@@ -75,6 +76,21 @@ pub trait Device: Send {
 
     /// The bytes at `at`, where the device is memory; `None` where it must be [`Device::read`].
     fn slice(&self, at: u64, len: usize) -> Option<&[u8]>;
+
+    /// Reads the same medium from any thread, while the device goes on.
+    ///
+    /// # Errors
+    /// Those of the medium.
+    fn reader(&self) -> io::Result<Arc<dyn AreaReader>>;
+}
+
+/// Reads what a [`Device`] made durable, from any thread.
+pub trait AreaReader: Send + Sync {
+    /// Copies bytes from `at` into `into`. A done fence covers them, and nobody writes to them meanwhile.
+    ///
+    /// # Errors
+    /// As [`Device::read`].
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
 }
 
 /// Why a store takes no more.
@@ -116,7 +132,7 @@ pub enum ReadError {
         at: u64,
     },
     /// The medium failed on this read; others may go well.
-    #[error("{what}: cannot read the record {color}/{number}: {source}")]
+    #[error("{what}: cannot read the record {color}/{number}: {source}. Check the disk")]
     Io {
         /// The store, by its path.
         what: String,
@@ -128,6 +144,32 @@ pub enum ReadError {
         source: io::Error,
     },
 }
+
+/// What became of a read.
+#[must_use]
+pub enum Reading {
+    /// All that there is to say is said.
+    Done,
+    /// What comes first is where reading takes its time: nothing was read. Call this on another thread.
+    Later(LaterRead),
+}
+
+/// A read that may wait for a disk.
+pub type LaterRead = Box<dyn FnOnce() -> Late + Send>;
+
+/// What a [`LaterRead`] came to.
+#[derive(Debug)]
+pub struct Late {
+    /// In order, without any missing in between.
+    pub records: Vec<(SeqNum, Record)>,
+    /// Exclusive: nothing below is missing from `records`. Whoever wants more reads on from here.
+    pub covered: SeqNum,
+    /// What was in the way at `covered`, if anything.
+    pub error: Option<ReadError>,
+}
+
+/// Work that a store has for another thread.
+pub type Background = Box<dyn FnOnce() + Send>;
 
 /// What an opened store holds, for its replica to start from.
 #[derive(Debug, Default)]
@@ -155,12 +197,20 @@ pub struct Usage {
     pub limit_bytes: u64,
     /// Segments in use.
     pub segments: u64,
-    /// Numbers that can be read.
+    /// Numbers that can be read from the area.
     pub records: u64,
     /// Tokens staged.
     pub staged_tokens: u64,
     /// Bytes of memory that the indexes take.
     pub index_bytes: u64,
+    /// Bytes of memory that the cache holds.
+    pub cache_bytes: u64,
+    /// SSD files.
+    pub ssd_files: u64,
+    /// Bytes that they take on their medium.
+    pub ssd_bytes: u64,
+    /// Records in them, trimmed ones whose file is still there included.
+    pub ssd_records: u64,
 }
 
 /// The store of one replica: staged records, shard-log entries, and an index from numbers to records.
@@ -214,8 +264,24 @@ pub trait LogStore {
     /// `Failed`, final.
     fn fenced(&mut self) -> Result<FenceId, StoreError>;
 
+    /// Takes in what the last [`Background`] work did, and says what is next: records move to SSD files when the area
+    /// passes its high mark, and what was trimmed is given back. At most one such work is under way; this is to be called
+    /// again when it has ended, when something was written or trimmed, and at [`LogStore::background_at`].
+    ///
+    /// # Errors
+    /// `Failed`, final: the medium of the SSD files broke.
+    fn background(&mut self, now: Time) -> Result<Option<Background>, StoreError>;
+
+    /// When to call [`LogStore::background`] if nothing else happens before.
+    fn background_at(&self) -> Option<Time>;
+
+    /// Whether staging would be refused now, or is about to be, and background work or a checkpoint will change that:
+    /// appends had better wait a moment.
+    fn pressed(&self) -> bool;
+
     /// Reads the records of `color` from `from` on, up to but not including `upto`, in order, passing by numbers that
-    /// name none. Stops after `max_records`, or when `max_bytes` of payload are reached, but not before one record.
+    /// name none. Stops after `max_records`, or when `max_bytes` of payload are reached, but not before one record; and
+    /// where the next record is on a slower tier than those before.
     ///
     /// # Errors
     /// Those of the first record that could not be read; what came before it is in `into`.
@@ -227,7 +293,45 @@ pub trait LogStore {
         max_records: usize,
         max_bytes: usize,
         into: &mut Vec<(SeqNum, Record)>,
-    ) -> Result<(), ReadError>;
+    ) -> Result<Reading, ReadError>;
+
+    /// As [`LogStore::read`], waiting for whatever there is to wait for, up to `max_records` from all tiers.
+    ///
+    /// # Errors
+    /// As [`LogStore::read`].
+    fn read_through(
+        &self,
+        color: Color,
+        from: SeqNum,
+        upto: SeqNum,
+        max_records: usize,
+        max_bytes: usize,
+        into: &mut Vec<(SeqNum, Record)>,
+    ) -> Result<(), ReadError> {
+        let mut from = from;
+        let mut bytes = 0;
+        let before = into.len();
+        while from < upto && into.len() - before < max_records && (bytes < max_bytes || into.len() == before) {
+            let had = into.len();
+            let room = (max_records - (had - before), max_bytes.saturating_sub(bytes));
+            match self.read(color, from, upto, room.0, room.1, into)? {
+                Reading::Later(read) => {
+                    let late = read();
+                    into.extend(late.records);
+                    if let Some(error) = late.error {
+                        return Err(error);
+                    }
+                    from = late.covered;
+                }
+                Reading::Done => match into.last().filter(|_| into.len() > had).and_then(|(last, _)| last.plus(1)) {
+                    Some(next) => from = next,
+                    None => break,
+                },
+            }
+            bytes += into[had..].iter().map(|(_, record)| record.payload().len()).sum::<usize>();
+        }
+        Ok(())
+    }
 
     /// The append that is staged under `token`; `None` where it is not staged, or no more.
     ///

@@ -153,6 +153,13 @@ impl Record {
         self.crc
     }
 
+    /// The same record in memory of its own. One that was taken out of a larger buffer keeps all of that in memory.
+    #[must_use]
+    pub fn detached(&self) -> Self {
+        let tags = self.tags.iter().map(|tag| Tag(Bytes::copy_from_slice(&tag.0))).collect();
+        Self { tags, payload: Bytes::copy_from_slice(&self.payload), crc: self.crc }
+    }
+
     /// Bytes of the encoded form: 1, then 1 + length for each tag, then the payload.
     #[must_use]
     pub fn encoded_len(&self) -> usize {

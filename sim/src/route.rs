@@ -125,7 +125,7 @@ impl World {
             Request::Read { id, color, number, .. } if self.is_bug(Bug::UncommittedRead) => {
                 let mut found = Vec::new();
                 let upto = number.plus(1)?;
-                self.member(at)?.store.read(color, number, upto, 1, 1, &mut found).ok()?;
+                self.member(at)?.store.read_through(color, number, upto, 1, 1, &mut found).ok()?;
                 let (number, record) = found.pop()?;
                 Some(Answer::Record { id, number, record })
             }
@@ -278,7 +278,7 @@ impl World {
     fn read(&self, at: usize, wanted: &Fetch) -> Option<Input> {
         let Fetch::Wanted { fetch, color, from, upto, max_records, max_bytes } = *wanted else { return None };
         let mut records = Vec::new();
-        let read = self.member(at)?.store.read(color, from, upto, max_records, max_bytes, &mut records);
+        let read = self.member(at)?.store.read_through(color, from, upto, max_records, max_bytes, &mut records);
         let result = match read {
             Err(error) if records.is_empty() => Err(error.to_string()),
             // As in the engine: the one that cannot be read is met again, first, by the next fetch.

@@ -131,7 +131,12 @@ impl World {
         let segment_bytes = chooser.pick(&[8192, 16_384]);
         // Small enough to be full at times; more of it where more is to come.
         let segments = chooser.pick(&[6, 8, 12, 64]) * (config.events / 3000).max(1);
-        let options = Options { segment_bytes, limit_bytes: HEAD + segments * segment_bytes, prefault: false };
+        let options = Options {
+            segment_bytes,
+            limit_bytes: HEAD + segments * segment_bytes,
+            cache_bytes: 0,
+            ..Options::default()
+        };
         let machines = (0..config.members).map(|member| Machine::new(member, kind.fences, options)).collect();
         let clients = (0..chooser.between(1, 5))
             .map(|_| Client::new(chooser.between(1, 8) as usize, chooser.one_in(8)))

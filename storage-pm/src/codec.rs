@@ -26,8 +26,9 @@
 //! fence                          uuid 16, position u32, epoch u32
 //! continue                       slot u32, generation of the segment before u32 (0 none), its end u32, zero u32
 //! part of a checkpoint           place of its first part u64, which part u32, how many u32, bytes
-//! checkpoint                     upto 8, number of segments u32, of staged u32, has fence u32, zero u32, fence 24,
-//!                                each segment: generation u32, end u32; each staged: place u64; the replica's state
+//! checkpoint                     upto 8, number of segments u32, of staged u32, has fence u32, of trims u32, fence 24,
+//!                                each segment: generation u32, end u32; each staged: place u64; each trim: color 8,
+//!                                upto 8; the replica's state
 //! ```
 
 use bytes::{Buf, Bytes};
@@ -434,6 +435,8 @@ pub(crate) struct Checkpoint {
     pub(crate) live: Vec<Place>,
     /// Where the entries are that were staged and not numbered; what was staged before and is not here is no more.
     pub(crate) staged: Vec<Place>,
+    /// The trim points that the store was told of, by color.
+    pub(crate) trims: Vec<(Color, SeqNum)>,
     /// The replica's own.
     pub(crate) state: Bytes,
 }
@@ -441,7 +444,7 @@ pub(crate) struct Checkpoint {
 impl Checkpoint {
     pub(crate) fn put(&self, into: &mut Vec<u8>) {
         into.extend_from_slice(&self.upto.0.to_le_bytes());
-        let counts = [self.live.len() as u32, self.staged.len() as u32, u32::from(self.fence.is_some()), 0];
+        let counts = [self.live.len() as u32, self.staged.len() as u32, u32::from(self.fence.is_some()), self.trims.len() as u32];
         counts.iter().for_each(|word| into.extend_from_slice(&word.to_le_bytes()));
         match &self.fence {
             Some(fence) => put_fence(into, fence),
@@ -452,6 +455,10 @@ impl Checkpoint {
             into.extend_from_slice(&place.offset.to_le_bytes());
         }
         self.staged.iter().for_each(|place| into.extend_from_slice(&place.to_raw().to_le_bytes()));
+        for (color, upto) in &self.trims {
+            into.extend_from_slice(&color.0.to_le_bytes());
+            into.extend_from_slice(&upto.to_raw().to_le_bytes());
+        }
         into.extend_from_slice(&self.state);
     }
 
@@ -459,21 +466,24 @@ impl Checkpoint {
         let mut cursor = Cursor(&bytes);
         let upto = Lsn(cursor.u64()?);
         let (live, staged) = (cursor.u32()? as usize, cursor.u32()? as usize);
-        let (has_fence, zero) = (cursor.u32()?, cursor.u32()?);
+        let (has_fence, trims) = (cursor.u32()?, cursor.u32()? as usize);
         let fence = decode_fence(cursor.take(FENCE)?)?;
-        let lists = live.checked_mul(8)?.checked_add(staged.checked_mul(8)?)?;
-        if has_fence > 1 || zero != 0 || lists > cursor.0.len() {
+        let lists = live.checked_mul(8)?.checked_add(staged.checked_mul(8)?)?.checked_add(trims.checked_mul(16)?)?;
+        if has_fence > 1 || lists > cursor.0.len() {
             return None;
         }
         let live: Vec<Place> =
             (0..live).map(|_| Some(Place::new(cursor.u32()?, cursor.u32()?))).collect::<Option<_>>()?;
         let staged = (0..staged).map(|_| cursor.u64().map(Place::from_raw)).collect::<Option<_>>()?;
+        let trims: Vec<_> = (0..trims).map(|_| Some((cursor.color()?, cursor.number()?))).collect::<Option<_>>()?;
         let state = bytes.slice(bytes.len() - cursor.0.len()..);
-        live.is_sorted_by(|a, b| a.generation < b.generation).then_some(Self {
+        let sound = live.is_sorted_by(|a, b| a.generation < b.generation) && trims.is_sorted_by(|a, b| a.0 < b.0);
+        sound.then_some(Self {
             upto,
             fence: (has_fence == 1).then_some(fence),
             live,
             staged,
+            trims,
             state,
         })
     }

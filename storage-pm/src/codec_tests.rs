@@ -180,16 +180,18 @@ fn a_checkpoint_has_these_bytes() {
         fence: Some(incarnation()),
         live: vec![Place::new(2, 3), Place::new(4, 5)],
         staged: vec![Place::new(4, 6)],
+        trims: vec![(Color(7), SeqNum::new(Epoch(8), 9))],
         state: "state".into(),
     };
     let mut bytes = Vec::new();
     checkpoint.put(&mut bytes);
     assert_eq!(
         hex(&bytes),
-        "010000000000000002000000010000000100000000000000\
+        "010000000000000002000000010000000100000001000000\
          000000000000000000000000000000060400000005000000\
          02000000030000000400000005000000\
-         06000000040000007374617465"
+         0600000004000000\
+         070000000000000009000000080000007374617465"
     );
     assert_eq!(Checkpoint::decode(bytes.clone().into()), Some(checkpoint.clone()));
     for len in 0..bytes.len() - 5 {

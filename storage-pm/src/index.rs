@@ -108,11 +108,6 @@ impl Index {
         self.places.get(&color).map(|place| &self.colors[*place])
     }
 
-    /// Whether a number is at or below the trim point.
-    pub(crate) fn is_trimmed(&self, color: Color, number: SeqNum) -> bool {
-        self.get(color).is_some_and(|found| found.trim.is_some_and(|trim| number <= trim))
-    }
-
     /// Numbers from `first` on name the `count` records of the entry at `entry`. Trimmed numbers are passed by.
     #[inline]
     pub(crate) fn insert(&mut self, color: Color, first: SeqNum, count: u32, entry: u64) {
@@ -149,6 +144,39 @@ impl Index {
         }
         self.records -= removed as u64;
         true
+    }
+
+    /// Forgets a number, if it still names what is at `loc`.
+    pub(crate) fn forget(&mut self, color: Color, number: SeqNum, loc: Loc) {
+        let index = self.color(color);
+        let after = index.runs.partition_point(|run| run.first <= number);
+        let Some(place) = after.checked_sub(1) else { return };
+        let run = &mut index.runs[place];
+        let held = run.offset(number).filter(|offset| *offset >= run.gone).and_then(|offset| run.locs.get_mut(offset));
+        let Some(held) = held.filter(|held| **held == loc) else { return };
+        *held = NONE;
+        while run.locs.get(run.gone) == Some(&NONE) {
+            run.gone += 1;
+        }
+        if run.gone == run.locs.len() {
+            index.runs.remove(place);
+        }
+        self.records -= 1;
+    }
+
+    /// Whether any number from `low` to `high`, both included, names a record here.
+    pub(crate) fn any(&self, color: Color, low: SeqNum, high: SeqNum) -> bool {
+        self.range(color, low, SeqNum::MAX).next().is_some_and(|(number, _)| number <= high)
+    }
+
+    /// The trim points of all colors that have one.
+    pub(crate) fn trims(&self) -> impl Iterator<Item = (Color, SeqNum)> {
+        self.places.iter().filter_map(|(color, place)| Some((*color, self.colors[*place].trim?)))
+    }
+
+    /// The trim point of a color.
+    pub(crate) fn trim_point(&self, color: Color) -> Option<SeqNum> {
+        self.get(color).and_then(|found| found.trim)
     }
 
     /// The records of `color` from `from` up to but not including `upto`, in order.
@@ -201,9 +229,13 @@ impl ColorIndex {
     fn put_anywhere(&mut self, number: SeqNum, loc: Loc) -> bool {
         let after = self.runs.partition_point(|run| run.first <= number);
         if let Some(run) = after.checked_sub(1).and_then(|place| self.runs.get_mut(place)) {
-            let held = run.offset(number).and_then(|offset| run.locs.get_mut(offset));
-            if let Some(held) = held {
-                return std::mem::replace(held, loc) == NONE;
+            if let Some(offset) = run.offset(number).filter(|offset| *offset < run.locs.len()) {
+                if offset < run.gone {
+                    // What is behind it is as gone as before.
+                    run.locs[offset..run.gone].fill(NONE);
+                    run.gone = offset;
+                }
+                return std::mem::replace(&mut run.locs[offset], loc) == NONE;
             }
         }
         self.runs.insert(after, Run { first: number, locs: vec![loc], gone: 0 });
@@ -258,7 +290,7 @@ mod tests {
         assert!(index.trim(C, n(1, 199_998)) && !index.trim(C, n(1, 5)));
         assert_eq!((index.records(), index.colors[0].runs.len()), (1, 1));
         assert_eq!(all(&index), [(n(1, 199_999), 8, 999)]);
-        assert!(index.is_trimmed(C, n(1, 199_998)) && !index.is_trimmed(C, n(1, 199_999)));
+        assert_eq!(index.trim_point(C), Some(n(1, 199_998)));
     }
 
     proptest! {
@@ -270,7 +302,15 @@ mod tests {
             let (mut index, mut model, mut trim) = (Index::default(), BTreeMap::new(), None);
             for (at, (epoch, counter, count, what)) in steps.into_iter().enumerate() {
                 let first = n(epoch, counter);
-                if what == 0 {
+                if what == 1 {
+                    let held: Vec<_> = index.range(C, first, SeqNum::MAX).take(count as usize).collect();
+                    for (number, loc) in held {
+                        index.forget(C, number, Loc::new(loc.entry() + 8, 0));
+                        index.forget(C, number, loc);
+                        index.forget(C, number, loc);
+                        model.remove(&number);
+                    }
+                } else if what == 0 {
                     index.trim(C, first);
                     trim = trim.max(Some(first));
                     model.retain(|number, _| *number > first);
@@ -290,6 +330,10 @@ mod tests {
             let found: Vec<_> = index.range(C, from, upto).map(|(n, l)| (n, (l.entry(), l.index()))).collect();
             let expected: Vec<_> =
                 model.iter().filter(|(n, _)| (from..upto).contains(*n)).map(|(n, l)| (*n, *l)).collect();
+            if from <= upto {
+                let any = model.range(from..=upto).next().is_some();
+                prop_assert_eq!(index.any(C, from, upto), any);
+            }
             prop_assert_eq!(found, expected);
         }
     }

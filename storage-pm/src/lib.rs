@@ -14,8 +14,10 @@ mod log;
 mod open;
 mod recover;
 mod segments;
+pub mod ssd;
 mod store;
 mod superblock;
+mod tiers;
 
 pub use open::{Advanced, Closed, Intended, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Mark, OpenError, Options, Owner};
 pub use store::Store;

@@ -142,6 +142,12 @@ impl<D: Device> Log<D> {
         self.next
     }
 
+    /// Below this all is durable.
+    #[inline]
+    pub(crate) fn durable(&self) -> Place {
+        self.fenced
+    }
+
     /// The byte of the area at which the next entry begins.
     #[inline]
     pub(crate) fn next_at(&self) -> u64 {
@@ -192,7 +198,7 @@ impl<D: Device> Log<D> {
     }
 
     #[cold]
-    fn fail(&mut self, error: &io::Error) -> StoreError {
+    pub(crate) fn fail(&mut self, error: &io::Error) -> StoreError {
         // The first error is the one that people need.
         self.failed.get_or_insert_with(|| (error.kind(), error.to_string()));
         self.failure()

@@ -13,6 +13,7 @@
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use flexlog_protocol::media::{Device, LogStore, Recovered, StoreError, StoreIdentity};
 use flexlog_protocol::peer::Staged;
@@ -27,9 +28,11 @@ use crate::index::Index;
 use crate::layout::{HEAD_BYTES, Kind, Place};
 use crate::log::{FIRST_ENTRY, GENERATIONS, Log, Resume, is_full};
 use crate::recover::{Found, Problem, Reader};
-use crate::segments::Segments;
-use crate::store::{StagedAt, Store};
+use crate::segments::{Segments, Span};
+use crate::ssd::{Folder, MANIFEST, Refusal, SsdError, Tier};
+use crate::store::{Begin, StagedAt, Store};
 use crate::superblock::{self, Superblock};
+use crate::tiers::{Cache, Tiers};
 
 /// The fewest bytes of a segment.
 pub const MIN_SEGMENT_BYTES: u64 = 4096;
@@ -54,11 +57,25 @@ pub struct Options {
     pub limit_bytes: u64,
     /// Allocate all that the limit allows at once, and fault in all memory when it is allocated; for measurements.
     pub prefault: bool,
+    /// Percent of the area, 1 to 99: when more of it is in use, the oldest records move to SSD files, if there is a place
+    /// for them, see [`Closed::with_ssd`].
+    pub high_mark: u8,
+    /// Bytes of memory for records that were read; 0 for none.
+    pub cache_bytes: u64,
+    /// Bytes of memory for the indexes of SSD files.
+    pub index_cache_bytes: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { segment_bytes: limits::SEGMENT_BYTES, limit_bytes: limits::AREA_LIMIT_BYTES, prefault: false }
+        Self {
+            segment_bytes: limits::SEGMENT_BYTES,
+            limit_bytes: limits::AREA_LIMIT_BYTES,
+            prefault: false,
+            high_mark: 50,
+            cache_bytes: limits::CACHE_BYTES,
+            index_cache_bytes: limits::INDEX_CACHE_BYTES,
+        }
     }
 }
 
@@ -143,6 +160,9 @@ pub enum OpenError {
         /// Where in the area.
         offset: u64,
     },
+    /// The SSD files cannot be used.
+    #[error(transparent)]
+    Ssd(#[from] SsdError),
     /// The options make no store.
     #[error("{what}: {why}")]
     BadOptions {
@@ -209,7 +229,8 @@ pub struct Closed<D> {
     device: D,
     what: String,
     superblock: Superblock,
-    limit_bytes: u64,
+    options: Options,
+    ssd: Option<Arc<dyn Folder>>,
     lock: Option<FolderLock>,
 }
 
@@ -297,13 +318,15 @@ impl<D: Device> Closed<D> {
             return Err(OpenError::OtherReplica { what, found: superblock.replica, wanted: owner.replica });
         }
         check_segment(&what, superblock.segment_bytes)?;
+        check_mark(&what, options.high_mark)?;
         // A process that died may have left the newer copy in a cache; it must not be the first to be written over.
         fence_now(&mut device).map_err(|source| OpenError::Io { what: what.clone(), source })?;
-        Ok(Self { device, what, superblock, limit_bytes: options.limit_bytes, lock: None })
+        Ok(Self { device, what, superblock, options, ssd: None, lock: None })
     }
 
     fn format(mut device: D, what: String, owner: Owner, fresh: StoreId, options: Options) -> Result<Self, OpenError> {
         check_segment(&what, options.segment_bytes)?;
+        check_mark(&what, options.high_mark)?;
         let bytes = HEAD_BYTES + options.segment_bytes;
         if bytes > options.limit_bytes {
             let why = format!(
@@ -323,13 +346,14 @@ impl<D: Device> Closed<D> {
             segment_bytes: options.segment_bytes,
             // Generation 0 is before the first.
             generation_limit: 1,
+            tiered: false,
         };
         match device.grow(bytes) {
             Ok(()) => {}
             Err(error) if is_full(&error) => return Err(OpenError::NoRoom { what, bytes }),
             Err(source) => return Err(OpenError::Io { what, source }),
         }
-        let mut closed = Self { device, what, superblock, limit_bytes: options.limit_bytes, lock: None };
+        let mut closed = Self { device, what, superblock, options, ssd: None, lock: None };
         closed.write()?;
         Ok(closed)
     }
@@ -339,6 +363,33 @@ impl<D: Device> Closed<D> {
         let bytes = self.superblock.encode();
         let written = self.device.write(self.superblock.offset(), &[&bytes]).and_then(|()| fence_now(&mut self.device));
         written.map_err(|source| OpenError::Io { what: self.what.clone(), source })
+    }
+
+    /// The same store, with a folder for the SSD files that older records move to. Once it has one it always needs it.
+    #[must_use]
+    pub fn with_ssd(self, folder: Arc<dyn Folder>) -> Self {
+        Self { ssd: Some(folder), ..self }
+    }
+
+    /// Opens the SSD files, if the store has or gets any.
+    fn open_tier(&mut self) -> Result<Option<Tier>, OpenError> {
+        let Some(folder) = self.ssd.take() else {
+            if self.superblock.tiered {
+                let why = "some of its records are in SSD files: name the folder that they are in";
+                return Err(OpenError::BadOptions { what: self.what.clone(), why: why.to_owned() });
+            }
+            return Ok(None);
+        };
+        let cache = self.options.index_cache_bytes;
+        let manifest = format!("{}/{MANIFEST}", folder.describe());
+        let tier = Tier::open(folder, self.superblock.store, cache)?;
+        if self.superblock.tiered && !tier.is_listed() {
+            return Err(SsdError::from(Refusal::Missing { file: manifest }).into());
+        }
+        // The manifest first: where the superblock says that there is one, it is never missing.
+        tier.begin()?;
+        self.superblock.tiered = true;
+        Ok(Some(tier))
     }
 
     /// Which store it is, and how often it was opened.
@@ -433,10 +484,11 @@ impl<D: Device> Advanced<D> {
     /// # Errors
     /// `Corrupt`, `Io`, and those of the store's first writes.
     pub fn finish(mut self) -> Result<(Store<D>, Recovered), OpenError> {
+        let tier = self.closed.open_tier()?;
         // Both copies shall say it, so that damage to one of them is no harm.
         self.closed.superblock.sequence += 1;
         self.closed.write()?;
-        let Closed { device, what, superblock, limit_bytes, lock } = self.closed;
+        let Closed { device, what, superblock, options, lock, .. } = self.closed;
         let named = |problem: Problem| match problem {
             Problem::Corrupt(offset) => OpenError::Corrupt { what: what.clone(), offset },
             Problem::Io(source) => OpenError::Io { what: what.clone(), source },
@@ -447,21 +499,30 @@ impl<D: Device> Advanced<D> {
             // The superblock that counts is not the last that was written.
             return Err(named(Problem::Corrupt(0)));
         }
-        let replayed = Replayed::of(&reader, &found).map_err(named)?;
+        let replayed = Replayed::of(&reader, &found, &moved_from(tier.as_ref())).map_err(named)?;
         let behind = |end: &Place| found.checkpoint.as_ref().is_none_or(|(name, _)| end.generation > name.generation);
         let since_checkpoint = found.chain.iter().filter(|(_, end)| behind(end)).count() as u64;
         let (head, end) = found.chain.last().map_or((None, Place::default()), |(slot, end)| (Some(*slot), *end));
         let resume =
             Resume { end, head: head.filter(|_| found.clean), fenced: found.fenced, next_generation: self.generation };
         let Replayed { segments, index, staged, entries, fence } = replayed;
-        let log = Log::resume(device, segments, what, superblock, limit_bytes, resume)?;
+        let log = Log::resume(device, segments, what, superblock, options.limit_bytes, resume)?;
+        let trims = index.trims().collect();
         let checkpoint = found.checkpoint.map(|(_, checkpoint)| (checkpoint.upto, checkpoint.state));
         let mut staged: Vec<_> = staged.into_values().collect();
         staged.sort_unstable_by_key(|(place, ..)| *place);
-        let waiting = staged.iter().map(|(_, at, staged)| (staged.token, *at)).collect();
-        let checkpoint_bytes = checkpoint.as_ref().map_or(0, |(_, state)| state.len());
-        let mut store = Store::new(log, index, waiting, fence, checkpoint_bytes);
-        store.lock = lock;
+        let mut store = Store::new(Begin {
+            log,
+            index,
+            staged: staged.iter().map(|(_, at, staged)| (staged.token, *at)).collect(),
+            fence,
+            checkpoint_bytes: checkpoint.as_ref().map_or(0, |(_, state)| state.len()),
+            committed: checkpoint.as_ref().map_or(Lsn(0), |(upto, _)| *upto),
+            tiers: tier.map(|tier| Tiers::new(tier, trims)),
+            high_mark: options.high_mark,
+            cache: Cache::new(options.cache_bytes),
+            lock,
+        });
         // Allocated now, so that the first append does not wait for it. Where that fails, staging says so.
         store.allocate()?;
         // Each opening may have taken a segment: without a checkpoint now and then, openings alone would fill the area.
@@ -473,6 +534,18 @@ impl<D: Device> Advanced<D> {
         let staged = staged.into_iter().map(|(_, _, staged)| staged).collect();
         Ok((store, Recovered { fence, checkpoint, entries, staged }))
     }
+}
+
+/// For each generation of a segment that records moved from to SSD files: those numbered up to there did.
+fn moved_from(tier: Option<&Tier>) -> FxHashMap<u32, Lsn> {
+    let mut moved = FxHashMap::default();
+    for file in tier.into_iter().flat_map(Tier::files) {
+        for generation in file.sources {
+            let upto = moved.entry(generation).or_insert(file.upto);
+            *upto = (*upto).max(file.upto);
+        }
+    }
+    moved
 }
 
 /// What the entries of the log say.
@@ -487,7 +560,7 @@ struct Replayed {
 }
 
 impl Replayed {
-    fn of<D: Device>(reader: &Reader<'_, D>, found: &Found) -> Result<Self, Problem> {
+    fn of<D: Device>(reader: &Reader<'_, D>, found: &Found, moved: &FxHashMap<u32, Lsn>) -> Result<Self, Problem> {
         let mut segments = Segments::new();
         segments.grow(reader.slots());
         for (slot, end) in &found.chain {
@@ -504,11 +577,15 @@ impl Replayed {
             entries: Vec::new(),
             fence: checkpoint.and_then(|checkpoint| checkpoint.fence),
         };
+        for (color, upto) in checkpoint.into_iter().flat_map(|checkpoint| &checkpoint.trims) {
+            replayed.index.trim(*color, *upto);
+        }
+        let upto = checkpoint.map(|checkpoint| checkpoint.upto);
         for (slot, end) in &found.chain {
             reader.replay(*slot, *end, |place, at, header, body| {
                 let read = match header.kind {
                     Kind::Staged => replayed.stage(place, at, body),
-                    Kind::Entry => replayed.entry(*slot, body, checkpoint.map(|checkpoint| checkpoint.upto), reader),
+                    Kind::Entry => replayed.entry(*slot, body, upto, reader, moved),
                     Kind::Fence if place > name => {
                         replayed.fence = codec::decode_fence(body);
                         replayed.fence.map(|_| ())
@@ -537,19 +614,32 @@ impl Replayed {
         Some(())
     }
 
-    fn entry<D: Device>(&mut self, by: usize, body: &[u8], upto: Option<Lsn>, reader: &Reader<'_, D>) -> Option<()> {
+    fn entry<D: Device>(
+        &mut self,
+        by: usize,
+        body: &[u8],
+        upto: Option<Lsn>,
+        reader: &Reader<'_, D>,
+        moved: &FxHashMap<u32, Lsn>,
+    ) -> Option<()> {
         let entry = codec::decode_entry(body)?;
         let segment = self.segments.get_mut(by);
         segment.lsn = segment.lsn.max(entry.lsn);
         if let Body::Assign(assigns) = &entry.body {
             for assign in assigns {
                 for (token, first) in assign.each() {
-                    // Where the record is gone its number was trimmed.
-                    if let Some((_, staged, _)) = self.staged.remove(&token) {
-                        self.index.insert(assign.color, first, staged.records, staged.entry);
-                        let last = staged.last(first);
-                        self.segments.get_mut(reader.slot_of(staged.entry)).high.raise(assign.color, last);
-                        self.segments.get_mut(by).high.raise(assign.color, last);
+                    // Where the record is gone its number was trimmed, or moved to an SSD file.
+                    let Some((place, staged, _)) = self.staged.remove(&token) else { continue };
+                    if moved.get(&place.generation).is_some_and(|upto| entry.lsn <= *upto) {
+                        continue;
+                    }
+                    self.index.insert(assign.color, first, staged.records, staged.entry);
+                    let (slot, span) = (reader.slot_of(staged.entry), Span { low: first, high: staged.last(first) });
+                    let segment = self.segments.get_mut(slot);
+                    segment.own.add(assign.color, span);
+                    segment.numbered = entry.lsn;
+                    if by != slot {
+                        self.segments.get_mut(by).given.add(assign.color, span);
                     }
                 }
             }
@@ -572,6 +662,14 @@ fn check_segment(what: &str, bytes: u64) -> Result<(), OpenError> {
     let why = format!(
         "a segment of {bytes} bytes is not possible: it is a multiple of 4096 from {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES}"
     );
+    Err(OpenError::BadOptions { what: what.to_owned(), why })
+}
+
+fn check_mark(what: &str, percent: u8) -> Result<(), OpenError> {
+    if (1..=99).contains(&percent) {
+        return Ok(());
+    }
+    let why = format!("a high mark of {percent} percent is not possible: it is from 1 to 99");
     Err(OpenError::BadOptions { what: what.to_owned(), why })
 }
 

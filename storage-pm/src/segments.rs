@@ -1,41 +1,58 @@
 //! The segments of an area: which are in use, what keeps each of them so, and which can be given back.
 //!
-//! A segment is *held* by the records of numbers that are not trimmed, by the `Assign`s of such numbers, and by staged
-//! records; and by shard-log entries until a checkpoint elsewhere covers them. What is held by nothing is free once the
-//! checkpoint that leaves it out is durable. Order plays no part: an old color does not keep the segments after its own.
+//! A segment is *held* by records that have a number in the index (not trimmed, not moved to an SSD file), by the
+//! `Assign`s of such numbers, and by staged records; and by shard-log entries until a checkpoint elsewhere covers them.
+//! What is held by nothing is free once the checkpoint that leaves it out is durable. Order plays no part: an old color
+//! does not keep the segments after its own.
 
 use flexlog_protocol::{Color, Lsn, SeqNum};
 use rustc_hash::FxHashMap;
 
 use crate::layout::Place;
 
-/// The highest number of each color that holds a segment.
-#[derive(Debug, Default)]
-pub(crate) struct High {
-    /// The color that was seen last; not in `rest`.
-    last: Option<(Color, SeqNum)>,
-    rest: FxHashMap<Color, SeqNum>,
+/// Numbers of one color, both ends included.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Span {
+    pub(crate) low: SeqNum,
+    pub(crate) high: SeqNum,
 }
 
-impl High {
+impl Span {
+    fn and(self, other: Self) -> Self {
+        Self { low: self.low.min(other.low), high: self.high.max(other.high) }
+    }
+}
+
+/// For each color the numbers that hold a segment, as one span.
+#[derive(Debug, Default)]
+pub(crate) struct Spans {
+    /// The color that was seen last; not in `rest`.
+    last: Option<(Color, Span)>,
+    rest: FxHashMap<Color, Span>,
+}
+
+impl Spans {
     #[inline]
-    pub(crate) fn raise(&mut self, color: Color, number: SeqNum) {
+    pub(crate) fn add(&mut self, color: Color, span: Span) {
         match &mut self.last {
-            Some((last, high)) if *last == color => *high = (*high).max(number),
-            _ => self.change(color, number),
+            Some((last, held)) if *last == color => *held = held.and(span),
+            _ => self.change(color, span),
         }
     }
 
-    fn change(&mut self, color: Color, number: SeqNum) {
+    fn change(&mut self, color: Color, span: Span) {
         let held = self.rest.remove(&color);
-        if let Some((last, high)) = self.last.replace((color, number.max(held.unwrap_or(SeqNum::MIN)))) {
-            self.rest.insert(last, high);
+        if let Some((last, before)) = self.last.replace((color, held.map_or(span, |held| held.and(span)))) {
+            self.rest.insert(last, before);
         }
     }
 
-    fn all(&self, mut test: impl FnMut(Color, SeqNum) -> bool) -> bool {
-        self.last.iter().all(|(color, number)| test(*color, *number))
-            && self.rest.iter().all(|(color, number)| test(*color, *number))
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Color, Span)> {
+        self.last.iter().copied().chain(self.rest.iter().map(|(color, span)| (*color, *span)))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.last.is_none()
     }
 }
 
@@ -58,11 +75,20 @@ pub(crate) struct Segment {
     pub(crate) generation: u32,
     /// Where its entries end.
     pub(crate) end: u32,
-    pub(crate) high: High,
+    /// The numbers of records in it.
+    pub(crate) own: Spans,
+    /// The numbers that entries in it give to records.
+    pub(crate) given: Spans,
     /// Staged tokens in it that have no number.
     pub(crate) staged: u32,
     /// The highest place of the shard log in it.
     pub(crate) lsn: Lsn,
+    /// The highest place of an entry that gave a record in it its number.
+    pub(crate) numbered: Lsn,
+    /// Its records are on their way to an SSD file.
+    pub(crate) moving: bool,
+    /// Its records could not be read to be moved: they stay.
+    pub(crate) stuck: bool,
 }
 
 /// See the module.
@@ -126,21 +152,40 @@ impl Segments {
         self.list[slot] = Segment { used: Use::Live, generation, end, ..Segment::default() };
     }
 
-    /// Those but `head` that a checkpoint up to `upto` would leave out.
+    /// Those but `head` that a checkpoint up to `upto` would leave out. `here`: the area has records of these numbers.
     pub(crate) fn removable(
         &self,
         head: usize,
         upto: Lsn,
-        trimmed: impl Fn(Color, SeqNum) -> bool,
+        here: impl Fn(Color, Span) -> bool,
     ) -> impl Iterator<Item = usize> {
         self.list.iter().enumerate().filter_map(move |(slot, segment)| {
             let held = slot == head
                 || segment.used != Use::Live
                 || segment.staged > 0
+                || segment.moving
                 || segment.lsn > upto
-                || !segment.high.all(&trimmed);
+                || segment.own.iter().chain(segment.given.iter()).any(|(color, span)| here(color, span));
             (!held).then_some(slot)
         })
+    }
+
+    /// Those whose records can move to SSD files, in the order of the log: durable, written to the end, and all their
+    /// numbers given at or below `upto`.
+    pub(crate) fn movable(&self, head: usize, fenced: Place, upto: Lsn) -> Vec<usize> {
+        let sealed = |(_, segment): &(usize, &Segment)| {
+            segment.used == Use::Live && segment.generation < fenced.generation && !segment.own.is_empty()
+        };
+        let list = self.list.iter().enumerate().filter(|(slot, _)| *slot != head).filter(sealed);
+        let mut slots: Vec<usize> =
+            list.filter(|(_, segment)| !segment.moving && !segment.stuck && segment.numbered <= upto).map(|(slot, _)| slot).collect();
+        slots.sort_unstable_by_key(|slot| self.list[*slot].generation);
+        slots
+    }
+
+    /// Those that are free once a checkpoint is durable.
+    pub(crate) fn leaving(&self) -> usize {
+        self.leaving
     }
 
     /// Those in use, in the order of the log, with their ends.
@@ -196,19 +241,45 @@ mod tests {
         assert_eq!(slots, [0, 1, 2, 3], "in the order of the area");
         let head = slots[3];
         segments.get_mut(0).staged = 1;
-        for (color, number) in [(1, 5), (2, 7), (1, 4), (2, 6)] {
-            segments.get_mut(1).high.raise(Color(color), n(number));
+        for (color, low, high) in [(1, 5, 5), (2, 7, 7), (1, 2, 4), (2, 6, 6)] {
+            segments.get_mut(1).own.add(Color(color), Span { low: n(low), high: n(high) });
         }
         segments.get_mut(2).lsn = Lsn(9);
+        let spans: Vec<_> = segments.get(1).own.iter().collect();
+        assert_eq!(
+            spans,
+            [(Color(2), Span { low: n(6), high: n(7) }), (Color(1), Span { low: n(2), high: n(5) })]
+        );
         let with = |lsn, one, two| {
             let trims = [n(0), n(one), n(two)];
-            let trimmed = move |color: Color, number| number <= trims[color.0 as usize];
-            segments.removable(head, Lsn(lsn), trimmed).collect::<Vec<_>>()
+            let here = move |color: Color, span: Span| span.high > trims[color.0 as usize];
+            segments.removable(head, Lsn(lsn), here).collect::<Vec<_>>()
         };
         assert_eq!(with(8, 4, 7), Vec::<usize>::new());
         assert_eq!(with(8, 5, 6), Vec::<usize>::new());
         assert_eq!(with(8, 5, 7), [1]);
         assert_eq!(with(9, 5, 7), [1, 2]);
+        segments.get_mut(1).moving = true;
+        let none = segments.removable(head, Lsn(9), |_, _| false).collect::<Vec<_>>();
+        assert_eq!(none, [2], "what moves stays until it has moved");
+    }
+
+    #[test]
+    fn what_can_move_is_sealed_durable_and_numbered_by_committed_entries() {
+        let mut segments = Segments::new();
+        segments.grow(5);
+        let slots: Vec<usize> = [4, 3, 2, 5].map(|generation| segments.take(generation).unwrap()).to_vec();
+        for slot in &slots {
+            segments.get_mut(*slot).own.add(Color(1), Span { low: n(1), high: n(2) });
+            segments.get_mut(*slot).numbered = Lsn(7);
+        }
+        let with = |segments: &Segments, generation, upto| segments.movable(slots[3], Place::new(generation, 8), Lsn(upto));
+        assert_eq!(with(&segments, 5, 7), [2, 1, 0], "in the order of the log, without the head");
+        assert_eq!(with(&segments, 4, 7), [2, 1]);
+        assert!(with(&segments, 5, 6).is_empty());
+        segments.get_mut(1).moving = true;
+        segments.get_mut(2).own = Spans::default();
+        assert_eq!(with(&segments, 5, 7), [0]);
     }
 
     #[test]

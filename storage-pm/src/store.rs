@@ -2,14 +2,16 @@
 //!
 //! It relies on the log ([`crate::log`]) for what is durable in which order, and keeps in memory what a reader needs:
 //! the index from numbers to records, the staged tokens, and what holds each segment. All of that is made anew from the
-//! area when the store is opened.
+//! area when the store is opened, and grows with what is in the area; what moved on to SSD files ([`crate::tiers`]) costs
+//! no memory a record.
 
 use std::borrow::Cow;
 use std::io;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use flexlog_protocol::media::{Device, FenceId, LogStore, ReadError, StoreError, Usage};
-use flexlog_protocol::{Append, Assign, Body, Color, Entry, Incarnation, Lsn, Record, SeqNum, Token};
+use flexlog_protocol::media::{Background, Device, FenceId, LogStore, ReadError, Reading, StoreError, Usage};
+use flexlog_protocol::{Append, Assign, Body, Color, Entry, Incarnation, Lsn, Record, SeqNum, Time, Token};
 use rustc_hash::FxHashMap;
 
 use crate::codec::{
@@ -19,6 +21,8 @@ use crate::index::{Index, Loc};
 use crate::layout::{ENTRY_HEADER, HEAD_BYTES, Header, Kind, Place, padded};
 use crate::log::Log;
 use crate::open::FolderLock;
+use crate::segments::{Span, Spans};
+use crate::tiers::{Batch, Cache, Ended, Moved, Outcome, Source, Tiers};
 
 /// The most bytes of a checkpoint in one part.
 const PART_BYTES: usize = 1 << 20;
@@ -30,6 +34,8 @@ const LONG: u64 = 16;
 const LOOK_AGAIN: u64 = 256;
 /// How much is read at once where reading takes a system call: a small record with all that stands before it.
 const READ_BYTES: usize = 4096;
+/// The most segments that move into one SSD file.
+const MOST_MOVED: usize = 4;
 
 /// An append that waits for its numbers.
 #[derive(Clone, Copy, Debug)]
@@ -68,19 +74,51 @@ pub struct Store<D> {
     wanted: bool,
     /// Bytes of the last checkpoint: the next one will be about as long.
     checkpoint_bytes: usize,
+    /// Everything up to here is committed and durable, as the last checkpoint that is durable said.
+    committed: Lsn,
+    /// What the last checkpoint said, and where it ends, until it is durable.
+    committing: Option<(Lsn, Place)>,
+    tiers: Option<Tiers>,
+    /// Percent of the area above which records move to SSD files.
+    high_mark: u8,
+    cache: Option<Arc<Cache>>,
     /// Held as long as the store is.
+    _lock: Option<FolderLock>,
+}
+
+/// What an opened store begins with.
+pub(crate) struct Begin<D> {
+    pub(crate) log: Log<D>,
+    pub(crate) index: Index,
+    pub(crate) staged: FxHashMap<Token, StagedAt>,
+    pub(crate) fence: Option<Incarnation>,
+    pub(crate) checkpoint_bytes: usize,
+    pub(crate) committed: Lsn,
+    pub(crate) tiers: Option<Tiers>,
+    pub(crate) high_mark: u8,
+    pub(crate) cache: Option<Arc<Cache>>,
     pub(crate) lock: Option<FolderLock>,
 }
 
 impl<D: Device> Store<D> {
-    pub(crate) fn new(
-        log: Log<D>,
-        index: Index,
-        staged: FxHashMap<Token, StagedAt>,
-        fence: Option<Incarnation>,
-        checkpoint_bytes: usize,
-    ) -> Self {
-        Self { log, index, staged, fence, since: Since::default(), wanted: false, checkpoint_bytes, lock: None }
+    pub(crate) fn new(begin: Begin<D>) -> Self {
+        let Begin { log, index, staged, fence, checkpoint_bytes, committed, tiers, high_mark, cache, lock } = begin;
+        let since = Since::default();
+        Self {
+            log,
+            index,
+            staged,
+            fence,
+            since,
+            wanted: false,
+            checkpoint_bytes,
+            committed,
+            committing: None,
+            tiers,
+            high_mark,
+            cache,
+            _lock: lock,
+        }
     }
 
     /// Has `wake` called, from any thread, each time a memory fence is done or failed after it was started.
@@ -135,7 +173,7 @@ impl<D: Device> Store<D> {
 
     /// An entry in the segment `by` gave staged appends their numbers.
     #[inline]
-    fn assign(&mut self, assign: &Assign, by: usize) {
+    fn assign(&mut self, assign: &Assign, by: usize, lsn: Lsn) {
         for (token, first) in assign.each() {
             let Some(staged) = self.staged.remove(&token) else {
                 debug_assert!(false, "{token} was given numbers and is not staged");
@@ -143,11 +181,13 @@ impl<D: Device> Store<D> {
             };
             self.index.insert(assign.color, first, staged.records, staged.entry);
             let (slot, last) = (self.log.slot_of(staged.entry), staged.last(first));
+            let span = Span { low: first, high: last };
             let segment = self.log.segments.get_mut(slot);
             segment.staged -= 1;
-            segment.high.raise(assign.color, last);
+            segment.own.add(assign.color, span);
+            segment.numbered = lsn;
             if by != slot {
-                self.log.segments.get_mut(by).high.raise(assign.color, last);
+                self.log.segments.get_mut(by).given.add(assign.color, span);
             }
         }
     }
@@ -171,12 +211,182 @@ impl<D: Device> Store<D> {
             self.wanted = true;
             return;
         }
-        let low = self.log.available() < (max / 2).max(self.reserve() + 2);
+        let low = self.log.available() < (max / 2).max(self.reserve() + 2) || self.above_mark();
         let changed = self.since.trims > 0 || self.since.lsns >= LOOK_AGAIN;
-        self.wanted = low && changed && {
-            let trimmed = |color, number| self.index.is_trimmed(color, number);
-            self.log.segments.removable(self.log.head(), Lsn(u64::MAX), trimmed).next().is_some()
+        self.wanted = low && changed && (self.would_free(Lsn(u64::MAX)) || self.would_move());
+    }
+
+    /// Whether a checkpoint up to `upto` would give any segment back.
+    fn would_free(&self, upto: Lsn) -> bool {
+        let here = |color, span: Span| self.index.any(color, span.low, span.high);
+        self.log.segments.removable(self.log.head(), upto, here).next().is_some()
+    }
+
+    /// Whether records wait to be moved that only a checkpoint lets move.
+    fn would_move(&self) -> bool {
+        let movable = |upto| !self.log.segments.movable(self.log.head(), self.log.durable(), upto).is_empty();
+        let idle = self.tiers.as_ref().is_some_and(|tiers| !tiers.moving()) && self.committing.is_none();
+        idle && !movable(self.committed) && movable(Lsn(u64::MAX))
+    }
+
+    /// Whether so much of the area is in use that records are to move to SSD files.
+    fn above_mark(&self) -> bool {
+        let used = self.log.segments.used();
+        self.tiers.is_some() && used * 100 > (used + self.log.available()) * usize::from(self.high_mark)
+    }
+
+    /// Picks records to move and starts that.
+    fn start_move(&mut self) -> Result<Option<Background>, StoreError> {
+        let head = self.log.head();
+        let most = (self.log.max_segments() / 8).clamp(1, MOST_MOVED);
+        let (mut records, mut held, mut sources) = (Vec::new(), Vec::new(), Vec::new());
+        for slot in self.log.segments.movable(head, self.log.durable(), self.committed) {
+            let spans = std::mem::take(&mut self.log.segments.get_mut(slot).own);
+            let before = records.len();
+            for (color, Span { low, high }) in spans.iter() {
+                let numbers = self.index.range(color, low, SeqNum::MAX).take_while(|(number, _)| *number <= high);
+                let here = numbers.filter(|(_, loc)| self.log.slot_of(loc.entry()) == slot);
+                records.extend(here.map(|(number, loc)| Moved { color, number, loc }));
+            }
+            if records.len() == before {
+                // All was trimmed.
+                self.since.trims += 1;
+                continue;
+            }
+            let segment = self.log.segments.get_mut(slot);
+            segment.moving = true;
+            sources.push(Source { slot, generation: segment.generation, end: segment.end });
+            held.push((slot, spans));
+            if sources.len() == most {
+                break;
+            }
+        }
+        if sources.is_empty() {
+            self.consider();
+            return Ok(None);
+        }
+        records.sort_unstable_by_key(|moved| (moved.color, moved.number));
+        let batch = Batch { records: Arc::new(records), held };
+        let area = match self.log.device.reader() {
+            Ok(area) => area,
+            Err(error) => return Err(self.log.fail(&error)),
         };
+        let (segment_bytes, upto) = (self.log.segment_bytes(), self.committed);
+        Ok(self.tiers.as_mut().map(|tiers| tiers.start_move(batch, area, segment_bytes, sources, upto)))
+    }
+
+    /// Background work has ended.
+    fn take_in(&mut self, ended: Ended) -> Result<(), StoreError> {
+        let outcome = match ended {
+            Ended::Move(batch, Outcome::Moved { left }) => {
+                self.moved(batch, &left);
+                return Ok(());
+            }
+            Ended::Move(batch, outcome) => {
+                batch.held.into_iter().for_each(|(slot, spans)| self.stays(slot, spans));
+                outcome
+            }
+            Ended::Reclaim(outcome) => outcome,
+        };
+        match outcome {
+            Outcome::Failed(kind, why) => Err(self.log.fail(&io::Error::new(kind, why))),
+            Outcome::Full(why) => {
+                tracing::warn!(why, "records stay in the area");
+                Ok(())
+            }
+            Outcome::Moved { .. } | Outcome::Reclaimed { .. } => Ok(()),
+        }
+    }
+
+    /// What was to move from a segment is where it was.
+    fn stays(&mut self, slot: usize, spans: Spans) {
+        let segment = self.log.segments.get_mut(slot);
+        segment.moving = false;
+        spans.iter().for_each(|(color, span)| segment.own.add(color, span));
+    }
+
+    /// The batch is on SSD, but for what was in the segments that are `left`.
+    fn moved(&mut self, batch: Batch, left: &[usize]) {
+        for moved in batch.records.iter() {
+            if left.contains(&self.log.slot_of(moved.loc.entry())) {
+                continue;
+            }
+            self.index.forget(moved.color, moved.number, moved.loc);
+            if let Some(tiers) = &mut self.tiers {
+                tiers.moved(moved.color, moved.number);
+            }
+        }
+        for (slot, spans) in batch.held {
+            if left.contains(&slot) {
+                self.stays(slot, spans);
+                self.log.segments.get_mut(slot).stuck = true;
+            } else {
+                self.log.segments.get_mut(slot).moving = false;
+            }
+        }
+        self.since.trims += 1;
+        self.consider();
+    }
+
+    /// Reads on from `from`, as long as the area or the cache has the very next number that there is.
+    fn read_here(
+        &self,
+        color: Color,
+        from: SeqNum,
+        upto: SeqNum,
+        (max_records, max_bytes): (usize, usize),
+        into: &mut Vec<(SeqNum, Record)>,
+    ) -> Result<Reading, ReadError> {
+        let on_ssd = self.tiers.as_ref().and_then(|tiers| tiers.highest(color));
+        let (mut next, mut bytes, mut count) = (from, 0, 0);
+        let mut here = self.index.range(color, from, upto).peekable();
+        while count < max_records && (count == 0 || bytes < max_bytes) && next < upto {
+            let first = here.peek().copied();
+            let at_next = first.is_some_and(|(number, _)| number == next);
+            let (number, record) = if !at_next && on_ssd.is_some_and(|highest| next <= highest) {
+                match self.cache.as_ref().and_then(|cache| cache.get(color, next)) {
+                    Some(record) => (next, record),
+                    None if count > 0 => break,
+                    None => {
+                        let highest = on_ssd.and_then(|highest| highest.plus(1)).unwrap_or(SeqNum::MAX);
+                        let upto = first.map_or(upto, |(number, _)| number.min(upto)).min(highest);
+                        let (Some(tiers), cache) = (&self.tiers, self.cache.clone()) else { break };
+                        return Ok(Reading::Later(tiers.read(cache, color, next, upto, max_records, max_bytes)));
+                    }
+                }
+            } else {
+                let Some((number, loc)) = here.next() else { break };
+                (number, self.read_at(color, number, loc)?)
+            };
+            bytes += record.payload().len();
+            if count > 0 && bytes > max_bytes {
+                break;
+            }
+            into.push((number, record));
+            count += 1;
+            match number.plus(1) {
+                Some(after) => next = after,
+                None => break,
+            }
+        }
+        Ok(Reading::Done)
+    }
+
+    #[inline]
+    fn read_at(&self, color: Color, number: SeqNum, loc: Loc) -> Result<Record, ReadError> {
+        if let Some(record) = self.cache.as_ref().and_then(|cache| cache.get(color, number)) {
+            return Ok(record);
+        }
+        let what = || self.log.what.clone();
+        let record = match self.load(color, loc) {
+            Ok(Some(record)) => record,
+            Ok(None) => return Err(ReadError::Damaged { what: what(), color, number, at: loc.entry() }),
+            Err(source) => return Err(ReadError::Io { what: what(), color, number, source }),
+        };
+        if let Some(cache) = &self.cache {
+            cache.put(color, number, &record);
+        }
+        Ok(record)
     }
 
     /// Segments that a checkpoint of so many bytes needs besides the current one, and the bytes of each of its parts.
@@ -291,7 +501,9 @@ impl<D: Device> Store<D> {
 
 impl<D: Device> Store<D> {
     fn write_checkpoint(&mut self, upto: Lsn, state: &[u8]) -> Result<(), StoreError> {
-        let lists = 8 * (self.log.segments.len() + self.staged.len());
+        let mut trims: Vec<(Color, SeqNum)> = self.index.trims().collect();
+        trims.sort_unstable();
+        let lists = 8 * (self.log.segments.len() + self.staged.len()) + 16 * trims.len();
         let (segments, piece) = self.split_checkpoint(CHECKPOINT_META + lists + state.len());
         if !self.log.want_free(segments + self.log.keep)? {
             // Until something changes the next one would meet the same.
@@ -300,8 +512,8 @@ impl<D: Device> Store<D> {
         }
         self.log.make_room_in_reserve(ENTRY_HEADER + PART_META + piece)?;
         let (head, name) = (self.log.head(), self.log.next());
-        let trimmed = |color, number| self.index.is_trimmed(color, number);
-        let leaving: Vec<usize> = self.log.segments.removable(head, upto, trimmed).collect();
+        let here = |color, span: Span| self.index.any(color, span.low, span.high);
+        let leaving: Vec<usize> = self.log.segments.removable(head, upto, here).collect();
         let gone: Vec<u32> = leaving.iter().map(|slot| self.log.segments.get(*slot).generation).collect();
         let mut live = self.log.segments.live();
         live.retain(|end| end.generation < name.generation && !gone.contains(&end.generation));
@@ -309,7 +521,7 @@ impl<D: Device> Store<D> {
         staged.sort_unstable();
         let mut bytes = Vec::with_capacity(CHECKPOINT_META + lists + state.len());
         // The state is the replica's and may be long, so it is not copied on the way.
-        Checkpoint { upto, fence: self.fence, live, staged, state: Bytes::new() }.put(&mut bytes);
+        Checkpoint { upto, fence: self.fence, live, staged, trims, state: Bytes::new() }.put(&mut bytes);
         bytes.extend_from_slice(state);
         let parts = bytes.len().div_ceil(piece);
         for (part, piece) in bytes.chunks(piece).enumerate() {
@@ -321,6 +533,7 @@ impl<D: Device> Store<D> {
         }
         self.log.segments.leave(&leaving, self.log.next());
         self.checkpoint_bytes = bytes.len();
+        self.committing = Some((upto, self.log.next()));
         self.since = Since::default();
         self.wanted = false;
         Ok(())
@@ -353,7 +566,7 @@ impl<D: Device> LogStore for Store<D> {
         segment.lsn = segment.lsn.max(entry.lsn);
         if let Body::Assign(assigns) = &entry.body {
             for assign in assigns {
-                self.assign(assign, head);
+                self.assign(assign, head, entry.lsn);
             }
         }
         self.since.lsns += 1;
@@ -373,13 +586,12 @@ impl<D: Device> LogStore for Store<D> {
         self.log.check()?;
         // The last free segment is the next opening's, except for a checkpoint that gives others back: without it, an area
         // that is full to the brim could not make use of a trim.
-        let trimmed = |color, number| self.index.is_trimmed(color, number);
-        let frees = self.log.segments.removable(self.log.head(), upto, trimmed).next().is_some();
-        self.log.keep = usize::from(!frees);
+        self.log.keep = usize::from(!self.would_free(upto));
         let result = self.write_checkpoint(upto, state);
         self.log.keep = 1;
         result
     }
+
     fn checkpoint_wanted(&self) -> bool {
         self.wanted
     }
@@ -387,6 +599,9 @@ impl<D: Device> LogStore for Store<D> {
     fn trim(&mut self, color: Color, upto: SeqNum) {
         if self.index.trim(color, upto) {
             self.since.trims += 1;
+            if let Some(tiers) = &mut self.tiers {
+                tiers.trim(color, upto, self.log.next());
+            }
             self.consider();
         }
     }
@@ -407,6 +622,38 @@ impl<D: Device> LogStore for Store<D> {
         self.log.fence()
     }
 
+    fn background(&mut self, now: Time) -> Result<Option<Background>, StoreError> {
+        let Some(tiers) = &mut self.tiers else { return Ok(None) };
+        if let Some(ended) = tiers.ended(now) {
+            self.take_in(ended)?;
+        }
+        self.log.check()?;
+        let durable = self.log.durable();
+        if let Some((upto, _)) = self.committing.take_if(|(_, place)| *place <= durable) {
+            self.committed = self.committed.max(upto);
+        }
+        let Some(tiers) = &mut self.tiers else { return Ok(None) };
+        tiers.settle(durable);
+        if tiers.busy() {
+            return Ok(None);
+        }
+        if let Some(reclaim) = tiers.start_reclaim(now) {
+            return Ok(Some(reclaim));
+        }
+        let may_move = tiers.may_move(now);
+        if may_move && self.above_mark() { self.start_move() } else { Ok(None) }
+    }
+
+    fn background_at(&self) -> Option<Time> {
+        self.tiers.as_ref().and_then(Tiers::at)
+    }
+
+    fn pressed(&self) -> bool {
+        let Some(tiers) = &self.tiers else { return false };
+        self.log.available() <= self.reserve() + 1
+            && (tiers.moving() || self.wanted || self.log.segments.leaving() > 0)
+    }
+
     #[inline]
     fn fenced(&mut self) -> Result<FenceId, StoreError> {
         self.log.fenced()
@@ -420,25 +667,10 @@ impl<D: Device> LogStore for Store<D> {
         max_records: usize,
         max_bytes: usize,
         into: &mut Vec<(SeqNum, Record)>,
-    ) -> Result<(), ReadError> {
-        let mut bytes = 0;
-        for (count, (number, loc)) in self.index.range(color, from, upto).take(max_records).enumerate() {
-            let what = || self.log.what.clone();
-            let record = match self.load(color, loc) {
-                Ok(Some(record)) => record,
-                Ok(None) => return Err(ReadError::Damaged { what: what(), color, number, at: loc.entry() }),
-                Err(source) => return Err(ReadError::Io { what: what(), color, number, source }),
-            };
-            bytes += record.payload().len();
-            if count > 0 && bytes > max_bytes {
-                break;
-            }
-            into.push((number, record));
-            if bytes >= max_bytes {
-                break;
-            }
-        }
-        Ok(())
+    ) -> Result<Reading, ReadError> {
+        let trimmed = self.index.trim_point(color).filter(|trim| *trim >= from);
+        let from = trimmed.map_or(from, |trim| trim.plus(1).unwrap_or(SeqNum::MAX));
+        self.read_here(color, from, upto, (max_records, max_bytes), into)
     }
 
     fn read_staged(&self, token: Token) -> Result<Option<Append>, ReadError> {
@@ -455,6 +687,7 @@ impl<D: Device> LogStore for Store<D> {
     fn usage(&self) -> Usage {
         let segments = self.log.segments.used() as u64;
         let staged = self.staged.capacity() * size_of::<(Token, StagedAt)>();
+        let ssd = self.tiers.as_ref().map(|tiers| tiers.tier.usage()).unwrap_or_default();
         Usage {
             device: self.log.device.describe(),
             used_bytes: segments * self.log.segment_bytes(),
@@ -463,7 +696,11 @@ impl<D: Device> LogStore for Store<D> {
             segments,
             records: self.index.records(),
             staged_tokens: self.staged.len() as u64,
-            index_bytes: self.index.bytes() + staged as u64,
+            index_bytes: self.index.bytes() + staged as u64 + ssd.index_bytes,
+            cache_bytes: self.cache.as_ref().map_or(0, |cache| cache.bytes()),
+            ssd_files: ssd.files,
+            ssd_bytes: ssd.bytes,
+            ssd_records: ssd.records,
         }
     }
 }

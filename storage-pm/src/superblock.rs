@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   magic             0..8     "FLEXLOGS"
-//!   version           8..12    1
+//!   version           8..12    2
 //!   zero             12..16
 //!   sequence         16..24    writes of the superblock; even ones go to copy 0
 //!   cluster          24..40
@@ -16,7 +16,8 @@
 //!   nonce            72..88    of the opening under way, else of the last one
 //!   segment_bytes    88..96
 //!   generation_limit 96..100   no segment has this generation or one above it
-//!   zero            100..124
+//!   tiered          100..104   1: there is a manifest of SSD files
+//!   zero            104..124
 //!   crc             124..128   CRC32C over what stands before it
 //! ```
 
@@ -29,7 +30,7 @@ pub(crate) const BYTES: usize = 128;
 /// Bytes from one copy to the next.
 pub(crate) const STRIDE: u64 = 4096;
 /// The one version of the format that this code knows.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 const MAGIC: [u8; 8] = *b"FLEXLOGS";
 const CRC_AT: usize = BYTES - 4;
 
@@ -47,6 +48,8 @@ pub(crate) struct Superblock {
     pub(crate) nonce: Uuid,
     pub(crate) segment_bytes: u64,
     pub(crate) generation_limit: u32,
+    /// There is a manifest of SSD files, and the store is nothing without it.
+    pub(crate) tiered: bool,
 }
 
 /// What the two copies are.
@@ -78,6 +81,7 @@ impl Superblock {
         bytes[72..88].copy_from_slice(self.nonce.as_bytes());
         bytes[88..96].copy_from_slice(&self.segment_bytes.to_le_bytes());
         bytes[96..100].copy_from_slice(&self.generation_limit.to_le_bytes());
+        bytes[100..104].copy_from_slice(&u32::from(self.tiered).to_le_bytes());
         let crc = crc32c(&bytes[..CRC_AT]);
         bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -100,6 +104,7 @@ impl Superblock {
             nonce: uuid_at(72)?,
             segment_bytes: u64_at(88),
             generation_limit: u32_at(96),
+            tiered: u32_at(100) != 0,
         })
     }
 
@@ -146,6 +151,7 @@ mod tests {
             nonce: Uuid::from_u128(5),
             segment_bytes: 6,
             generation_limit: 7,
+            tiered: true,
         }
     }
 
@@ -175,8 +181,8 @@ mod tests {
         foreign[..8].copy_from_slice(b"\x7fELF0000");
         assert_eq!(Superblock::find([&foreign, &zero], || true), Found::Foreign);
         let mut newer = sample(2).encode();
-        newer[8] = 2;
-        assert_eq!(Superblock::find([&newer, &sample(1).encode()], || false), Found::Version(2));
+        newer[8] = 3;
+        assert_eq!(Superblock::find([&newer, &sample(1).encode()], || false), Found::Version(3));
     }
 
     #[test]
@@ -185,11 +191,11 @@ mod tests {
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(
             hex,
-            "464c45584c4f475301000000000000000800000000000000\
+            "464c45584c4f475302000000000000000800000000000000\
              0000000000000000000000000000000100000000000000000000000000000002\
              03000000010000000400000000000000\
              00000000000000000000000000000005060000000000000007000000\
-             000000000000000000000000000000000000000000000000"
+             010000000000000000000000000000000000000000000000"
                 .to_owned()
                 + &format!("{:08x}", crc32c(&bytes[..124]).swap_bytes())
         );

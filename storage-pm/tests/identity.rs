@@ -12,7 +12,14 @@ use uuid::Uuid;
 
 const A: Uuid = Uuid::from_u128(0xa);
 const B: Uuid = Uuid::from_u128(0xb);
-const OPTIONS: Options = Options { segment_bytes: 4096, limit_bytes: 1 << 20, prefault: false };
+const OPTIONS: Options = Options {
+    segment_bytes: 4096,
+    limit_bytes: 1 << 20,
+    prefault: false,
+    high_mark: 50,
+    cache_bytes: 0,
+    index_cache_bytes: 0,
+};
 
 fn closed(media: &SimMedia) -> Closed<SimDevice> {
     Closed::open(media.device(), "sim".to_owned(), OWNER, STORE, OPTIONS).unwrap()
@@ -128,8 +135,8 @@ fn what_is_no_store_or_a_newer_one_is_left_as_it_is() {
         assert!(media.bytes() == before, "{error}");
         error
     };
-    let version = refused(&[(8, &[2]), (4096 + 8, &[2])]);
-    assert!(matches!(version, OpenError::Version { found: 2, known: 1, .. }), "{version}");
+    let version = refused(&[(8, &[3]), (4096 + 8, &[3])]);
+    assert!(matches!(version, OpenError::Version { found: 3, known: 2, .. }), "{version}");
     assert!(matches!(refused(&[(8, &[7])]), OpenError::Version { found: 7, .. }));
     assert!(matches!(refused(&[(0, b"PNG"), (4096, b"PNG")]), OpenError::NotAStore { .. }));
     assert!(matches!(refused(&[(40, b"x"), (4096 + 40, b"x")]), OpenError::Corrupt { .. }));
@@ -171,7 +178,7 @@ fn options_that_make_no_store_are_refused() {
         [(0, 1 << 20), (4000, 1 << 20), (5000, 1 << 20), (1 << 31, 1 << 40), (8192, 8192)]
     {
         let media = SimMedia::new(1 << 20);
-        let options = Options { segment_bytes, limit_bytes, prefault: false };
+        let options = Options { segment_bytes, limit_bytes, ..OPTIONS };
         let error = Closed::open(media.device(), "sim".to_owned(), OWNER, STORE, options).unwrap_err();
         assert!(matches!(error, OpenError::BadOptions { .. }), "{error}");
         assert_eq!(media.bytes().len(), 0);

@@ -29,6 +29,41 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn so_it_does_when_records_move_to_ssd_files(
+        seed: u64, segments in 6u64..16, mark in 10u8..80, late: bool,
+        steps in proptest::collection::vec(0u64..100, 1..400),
+    ) {
+        let options = flexlog_storage_pm::Options { high_mark: mark, ..options(4096, segments) };
+        let mut world = World::tiered(seed, options);
+        world.media.set_fences(if late { Fences::WhenTold } else { Fences::AtOnce });
+        for (at, step) in steps.iter().enumerate() {
+            if let Err(error) = world.step(*step) {
+                prop_assert!(false, "step {} ({}): {}", at, step, error);
+            }
+        }
+        if let Err(error) = world.crash(Fences::AtOnce) {
+            prop_assert!(false, "the last crash: {}", error);
+        }
+    }
+}
+
+/// The walks move records, and read them back from where they went.
+#[test]
+fn the_walks_move_records() {
+    let mut moved = 0;
+    for seed in 0..20 {
+        let mut draw = SplitMix(seed);
+        let mut world = World::tiered(seed, options(4096, 8));
+        for _ in 0..400 {
+            world.step(draw.draw() % 100).unwrap();
+        }
+        moved += world.moved;
+    }
+    assert!(moved > 20, "{moved} times");
+}
+
 /// The walks are worth something only if they get to the places that matter.
 #[test]
 fn the_walks_fill_the_area_and_free_segments() {

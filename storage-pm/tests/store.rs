@@ -137,7 +137,7 @@ fn reads_keep_to_their_bounds() {
     store.append(&assign(1, 1, 1, 0, 10)).unwrap();
     let read = |from, upto, max_records, max_bytes| {
         let mut into = Vec::new();
-        store.read(Color(1), from, upto, max_records, max_bytes, &mut into).unwrap();
+        let _ = store.read(Color(1), from, upto, max_records, max_bytes, &mut into).unwrap();
         into.iter().map(|(number, _)| number.counter()).collect::<Vec<_>>()
     };
     assert_eq!(read(n(3), n(6), 99, 9999), [3, 4, 5]);
@@ -328,7 +328,7 @@ fn no_flipped_bit_gives_a_wrong_record() {
             let (store, _) = open(&copy, options(4096, 8)).unwrap();
             copy.damage(bit as u64 / 8, &[bytes[bit / 8] ^ 1 << (bit % 8)]);
             let mut found = Vec::new();
-            let result = store.read(Color(1), SeqNum::MIN, SeqNum::MAX, 99, 99999, &mut found);
+            let result = store.read_through(Color(1), SeqNum::MIN, SeqNum::MAX, 99, 99999, &mut found);
             assert!(expected.starts_with(&found), "bit {bit}");
             assert!(found.len() == expected.len() || matches!(result, Err(ReadError::Damaged { .. })), "bit {bit}");
         }

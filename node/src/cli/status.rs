@@ -39,6 +39,9 @@ fn as_json(status: &Status) -> Value {
             "staged": replica.staged,
             "index_bytes": replica.index_bytes,
             "opened": replica.opened,
+            "ssd_files": replica.ssd_files,
+            "ssd_bytes": replica.ssd_bytes,
+            "ssd_records": replica.ssd_records,
         })
     };
     let shard = |shard: &ShardStatus| {
@@ -92,6 +95,14 @@ fn as_text(status: &Status) -> Vec<String> {
                 replica.opened
             ));
             lines.push(format!("             {} at {}", replica.device, replica.path));
+            if replica.ssd_files > 0 {
+                lines.push(format!(
+                    "             SSD: {} records in {} files, {} MiB",
+                    replica.ssd_records,
+                    replica.ssd_files,
+                    replica.ssd_bytes >> 20
+                ));
+            }
         }
     }
     lines

@@ -1,15 +1,16 @@
 //! `flexlog up`: a cluster in this process.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use flexlog_protocol::limits::{AREA_LIMIT_BYTES, DEFAULT_PORT};
+use flexlog_storage_pm::device::DeviceKind;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::{Stop, absolute};
-use crate::embedded::{self, Options, Ready};
+use crate::embedded::{self, Options, Ready, SsdPlace};
 
 /// Arguments of `flexlog up`.
 #[derive(Args)]
@@ -29,6 +30,36 @@ pub(crate) struct UpArgs {
     /// Bytes of a segment of a new cluster's areas: a multiple of 4096 from 8 MiB to 1 GiB.
     #[arg(long, value_name = "BYTES", default_value_t = flexlog_protocol::limits::SEGMENT_BYTES)]
     segment: u64,
+    /// What the areas are on [default: what suits the file system].
+    #[arg(long, value_enum)]
+    device: Option<Device>,
+    /// Where older records go when an area fills: a folder, `none`, or `beside` for a folder beside each area.
+    #[arg(long, value_name = "DIR", default_value = "beside")]
+    ssd: String,
+    /// Percent of an area above which its oldest records move to SSD files.
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(1..=99))]
+    high_mark: u8,
+    /// Bytes of memory in which each replica keeps records that were read.
+    #[arg(long, value_name = "BYTES", default_value_t = flexlog_protocol::limits::CACHE_BYTES)]
+    cache: u64,
+}
+
+/// The devices, as they are named on the command line.
+#[derive(Clone, Copy, ValueEnum)]
+enum Device {
+    /// Memory on tmpfs: does not outlive the machine.
+    Mmap,
+    /// Any disk.
+    File,
+}
+
+impl From<Device> for DeviceKind {
+    fn from(device: Device) -> Self {
+        match device {
+            Device::Mmap => Self::Mmap,
+            Device::File => Self::File,
+        }
+    }
 }
 
 pub(crate) async fn run(args: UpArgs) -> Result<(), Stop> {
@@ -40,6 +71,14 @@ pub(crate) async fn run(args: UpArgs) -> Result<(), Stop> {
         replicas: args.replicas,
         area_limit: args.area_limit,
         segment_bytes: args.segment,
+        device: args.device.map(DeviceKind::from),
+        ssd: match args.ssd.as_str() {
+            "beside" => SsdPlace::Beside,
+            "none" => SsdPlace::Nowhere,
+            folder => SsdPlace::In(absolute(Path::new(folder))),
+        },
+        high_mark: args.high_mark,
+        cache_bytes: args.cache,
         ..Options::new(absolute(&args.dir))
     };
     let mut terminate = signal(SignalKind::terminate())?;

@@ -353,6 +353,9 @@ fn status_to(status: &Status) -> proto::Status {
         staged: replica.staged,
         index_bytes: replica.index_bytes,
         opened: replica.opened,
+        ssd_files: replica.ssd_files,
+        ssd_bytes: replica.ssd_bytes,
+        ssd_records: replica.ssd_records,
     };
     let shard = |shard: &ShardStatus| proto::ShardStatus {
         shard: shard.shard.0,
@@ -388,6 +391,9 @@ fn status_from(status: proto::Status) -> Result<Status, WireError> {
         staged: replica.staged,
         index_bytes: replica.index_bytes,
         opened: replica.opened,
+        ssd_files: replica.ssd_files,
+        ssd_bytes: replica.ssd_bytes,
+        ssd_records: replica.ssd_records,
     };
     let shard = |shard: proto::ShardStatus| ShardStatus {
         shard: ShardId(shard.shard),

@@ -173,6 +173,9 @@ fn status() -> impl Strategy<Value = Status> {
             staged: 4,
             index_bytes: 5,
             opened: 6,
+            ssd_files: 7,
+            ssd_bytes: 8,
+            ssd_records: 9,
         };
         let shard = ShardStatus {
             shard: ShardId(m),

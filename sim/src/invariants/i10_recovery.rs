@@ -92,7 +92,7 @@ pub(crate) fn reads_back(history: &History, member: usize, store: &impl LogStore
         let Body::Assign(runs) = &entry.body else { continue };
         for run in runs {
             let mut found = Vec::new();
-            let read = store.read(run.color, run.first, run.end(), usize::MAX, usize::MAX, &mut found);
+            let read = store.read_through(run.color, run.first, run.end(), usize::MAX, usize::MAX, &mut found);
             if let Err(error) = read {
                 return Err(Violation { invariant: I10, what: format!("member {member}: {error}") });
             }

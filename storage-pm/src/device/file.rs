@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use flexlog_protocol::media::{Device, FenceId};
+use flexlog_protocol::media::{AreaReader, Device, FenceId};
 use rustix::fs::{FallocateFlags, fallocate};
 
 /// Writes in order; a run is one contiguous range, its bytes in `bytes`.
@@ -260,6 +260,10 @@ impl Device for FileDevice {
 
     fn slice(&self, _at: u64, _len: usize) -> Option<&[u8]> {
         None
+    }
+
+    fn reader(&self) -> io::Result<Arc<dyn AreaReader>> {
+        Ok(Arc::new(super::FileReader(Arc::clone(&self.file))))
     }
 }
 

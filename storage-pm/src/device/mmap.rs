@@ -11,8 +11,9 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use flexlog_protocol::media::{Device, FenceId};
+use flexlog_protocol::media::{AreaReader, Device, FenceId};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use rustix::fs::{FallocateFlags, fallocate};
 
@@ -314,5 +315,10 @@ impl Device for MmapDevice {
         // SAFETY: the range was checked. Writing takes `&mut self`, so the bytes do not change while the slice lives;
         // other processes are kept out by the lock on the store's folder.
         Some(unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(at as usize), len) })
+    }
+
+    fn reader(&self) -> io::Result<Arc<dyn AreaReader>> {
+        // The file and the mapping are the same pages, and reading the file needs no promise about who writes where.
+        Ok(Arc::new(super::FileReader(Arc::new(self.file.try_clone()?))))
     }
 }

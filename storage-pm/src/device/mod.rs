@@ -5,9 +5,11 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
-use flexlog_protocol::media::{Device, FenceId};
+use flexlog_protocol::media::{AreaReader, Device, FenceId};
 use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, fstatfs, statx};
 
 pub mod file;
@@ -61,6 +63,15 @@ pub fn device_for(folder: &Path) -> io::Result<DeviceKind> {
         FsKind::Memory => DeviceKind::Mmap,
         FsKind::Dax | FsKind::Disk => DeviceKind::File,
     })
+}
+
+/// Reads an area through its file.
+struct FileReader(Arc<File>);
+
+impl AreaReader for FileReader {
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(into, at)
+    }
 }
 
 /// The device of a folder, whichever it is.
@@ -125,5 +136,9 @@ impl Device for AnyDevice {
     #[inline]
     fn slice(&self, at: u64, len: usize) -> Option<&[u8]> {
         each!(self, device => device.slice(at, len))
+    }
+
+    fn reader(&self) -> io::Result<Arc<dyn AreaReader>> {
+        each!(self, device => device.reader())
     }
 }

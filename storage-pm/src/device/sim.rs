@@ -6,7 +6,7 @@
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use flexlog_protocol::media::{Device, FenceId};
+use flexlog_protocol::media::{AreaReader, Device, FenceId};
 
 /// The pseudo-random numbers of one seed: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 #[derive(Clone, Debug)]
@@ -312,6 +312,16 @@ impl Device for SimDevice {
 
     fn slice(&self, _at: u64, _len: usize) -> Option<&[u8]> {
         None
+    }
+
+    fn reader(&self) -> io::Result<Arc<dyn AreaReader>> {
+        Ok(Arc::new(self.media()))
+    }
+}
+
+impl AreaReader for SimMedia {
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.device().read(at, into)
     }
 }
 

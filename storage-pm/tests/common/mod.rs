@@ -5,15 +5,17 @@
 #![allow(dead_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use flexlog_protocol::entry::push_assign;
 use flexlog_protocol::media::{FenceId, LogStore, Recovered, StoreError};
 use flexlog_protocol::peer::Staged;
 use flexlog_protocol::{
     Append, Assign, Body, ClusterId, Color, Entry, Epoch, Incarnation, Lsn, Position, Record, ReplicaId, SeqNum,
-    SessionId, ShardId, StoreId, Tag, Token,
+    SessionId, ShardId, StoreId, Tag, Time, Token,
 };
 use flexlog_storage_pm::device::{Fences, SimDevice, SimMedia, SplitMix};
+use flexlog_storage_pm::ssd::SimFolder;
 use flexlog_storage_pm::{Closed, OpenError, Options, Owner, Store};
 use uuid::Uuid;
 
@@ -21,7 +23,8 @@ pub const OWNER: Owner = Owner { cluster: ClusterId(Uuid::from_u128(1)), replica
 pub const STORE: StoreId = StoreId(Uuid::from_u128(3));
 
 pub fn options(segment_bytes: u64, segments: u64) -> Options {
-    Options { segment_bytes, limit_bytes: 8192 + segments * segment_bytes, prefault: false }
+    // Without the cache every read shows what is on the medium.
+    Options { segment_bytes, limit_bytes: 8192 + segments * segment_bytes, cache_bytes: 0, ..Options::default() }
 }
 
 pub fn session() -> SessionId {
@@ -41,9 +44,19 @@ pub fn open(media: &SimMedia, options: Options) -> Result<(Store<SimDevice>, Rec
     Closed::open(media.device(), "sim".to_owned(), OWNER, STORE, options)?.open_alone(Uuid::from_u128(77))
 }
 
+/// The same with a folder for SSD files.
+pub fn open_tiered(
+    media: &SimMedia,
+    folder: &SimFolder,
+    options: Options,
+) -> Result<(Store<SimDevice>, Recovered), OpenError> {
+    let closed = Closed::open(media.device(), "sim".to_owned(), OWNER, STORE, options)?;
+    closed.with_ssd(Arc::new(folder.clone())).open_alone(Uuid::from_u128(77))
+}
+
 pub fn read_all(store: &dyn LogStore, color: u64) -> Vec<(SeqNum, Record)> {
     let mut records = Vec::new();
-    store.read(Color(color), SeqNum::MIN, SeqNum::MAX, usize::MAX, usize::MAX, &mut records).unwrap();
+    store.read_through(Color(color), SeqNum::MIN, SeqNum::MAX, usize::MAX, usize::MAX, &mut records).unwrap();
     records
 }
 
@@ -137,6 +150,9 @@ impl Expected {
 
 pub struct World {
     pub media: SimMedia,
+    /// Where records move to, if anywhere.
+    pub folder: Option<SimFolder>,
+    now: Time,
     pub options: Options,
     pub store: Store<SimDevice>,
     pub writes: Vec<Write>,
@@ -152,16 +168,29 @@ pub struct World {
     epoch: u32,
     pub full: u64,
     pub freed: u64,
+    /// How often records moved to SSD files.
+    pub moved: u64,
 }
 
 impl World {
     pub fn new(seed: u64, options: Options) -> Self {
+        Self::over(seed, options, None)
+    }
+
+    /// One that has a place for SSD files.
+    pub fn tiered(seed: u64, options: Options) -> Self {
+        Self::over(seed, options, Some(SimFolder::new()))
+    }
+
+    fn over(seed: u64, options: Options, folder: Option<SimFolder>) -> Self {
         // The limit is the store's to keep, not the medium's.
         let media = SimMedia::new(options.limit_bytes + (1 << 20));
-        let (store, recovered) = open(&media, options).unwrap();
+        let (store, recovered) = Self::open(&media, folder.as_ref(), options).unwrap();
         Expected::default().matches(&recovered).unwrap();
         Self {
             media,
+            folder,
+            now: Time(0),
             options,
             store,
             writes: Vec::new(),
@@ -175,7 +204,31 @@ impl World {
             epoch: 1,
             full: 0,
             freed: 0,
+            moved: 0,
         }
+    }
+
+    fn open(
+        media: &SimMedia,
+        folder: Option<&SimFolder>,
+        options: Options,
+    ) -> Result<(Store<SimDevice>, Recovered), OpenError> {
+        match folder {
+            None => open(media, options),
+            Some(folder) => open_tiered(media, folder, options),
+        }
+    }
+
+    /// Does the store's background work, if it has any.
+    pub fn work(&mut self) -> Result<(), String> {
+        self.now = self.now.after(2_000_000);
+        for _ in 0..8 {
+            let before = self.store.usage().ssd_records;
+            let Some(work) = self.store.background(self.now).map_err(|error| error.to_string())? else { break };
+            work();
+            self.moved += u64::from(self.store.usage().ssd_records > before);
+        }
+        Ok(())
     }
 
     fn below(&mut self, n: u64) -> u64 {
@@ -348,7 +401,8 @@ impl World {
     /// The machine loses power and comes back.
     pub fn crash(&mut self, fences: Fences) -> Result<(), String> {
         let seed = self.draw.draw();
-        self.reopen(self.media.crash(seed), fences)
+        let folder = self.folder.as_ref().map(|folder| folder.crash(seed));
+        self.reopen(self.media.crash(seed), folder, fences)
     }
 
     /// The process dies, the machine goes on.
@@ -358,12 +412,14 @@ impl World {
             self.fence()?;
             self.finish_fence();
         }
-        self.reopen(self.media.copy(), fences)
+        let folder = self.folder.as_ref().map(SimFolder::copy);
+        self.reopen(self.media.copy(), folder, fences)
     }
 
-    fn reopen(&mut self, media: SimMedia, fences: Fences) -> Result<(), String> {
+    fn reopen(&mut self, media: SimMedia, folder: Option<SimFolder>, fences: Fences) -> Result<(), String> {
         media.set_fences(fences);
-        let (store, recovered) = open(&media, self.options).map_err(|error| error.to_string())?;
+        let opened = Self::open(&media, folder.as_ref(), self.options);
+        let (store, recovered) = opened.map_err(|error| error.to_string())?;
         let mut why = String::new();
         let prefix = (self.fenced..=self.writes.len()).rev().find(|len| {
             let matched = Expected::after(&self.writes[..*len]).matches(&recovered);
@@ -380,6 +436,7 @@ impl World {
         self.fenced = prefix;
         self.under_way = None;
         self.media = media;
+        self.folder = folder;
         self.store = store;
         // The model goes on from what is there.
         let expected = Expected::after(&self.writes);
@@ -423,8 +480,11 @@ impl World {
                 }
             }
         }
-        if self.store.usage().records != count {
-            return Err(format!("{} records are counted, {count} are there", self.store.usage().records));
+        let usage = self.store.usage();
+        // What was trimmed may be on SSD for a while, and what moved may be in the area too.
+        let counted = if self.folder.is_none() { usage.records == count } else { usage.records + usage.ssd_records >= count };
+        if !counted {
+            return Err(format!("{} records are counted, {count} are there", usage.records));
         }
         for staged in self.staged() {
             match self.store.read_staged(staged.token).map_err(|error| error.to_string())? {
@@ -456,7 +516,10 @@ impl World {
                 self.finish_fence();
                 Ok(())
             }
-            96..=97 => self.check_now(),
+            96..=97 => {
+                self.work()?;
+                self.check_now()
+            }
             98 => self.crash(fences),
             _ => self.restart(fences),
         }
