@@ -14,6 +14,7 @@ mod log;
 mod open;
 mod recover;
 mod segments;
+pub mod ssd;
 mod store;
 mod superblock;
 

@@ -1,0 +1,258 @@
+//! Reading records out of blocks, in order, over one file or several.
+//!
+//! A block is taken apart record by record. Every record's header and bytes have checksums of their own, so what is good
+//! is given out, and what is not costs only itself; the block's checksum is for those who look at it as a whole
+//! ([`SsdFile::verify`]). Where it cannot be told which number a damaged place had, every number that it may have had is told to be damaged.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use flexlog_protocol::{Color, Record, SeqNum};
+
+use super::error::SsdError;
+use super::file::{FileIndex, SsdFile};
+use super::format::{BLOCK_HEADER, BlockRow, RECORD_HEADER, RecordHeader};
+use crate::codec::decode_record;
+
+/// What stands at some place of a block.
+pub(crate) enum Spot {
+    /// A record whose header is good; where its encoded form is in the block.
+    Record { at: usize, header: RecordHeader, encoded: Range<usize> },
+    /// Something else. What comes next is the next record whose header is good, or the block's end.
+    Gap { at: usize },
+}
+
+/// Calls `each` with everything in a block, in order. A record that stands where it cannot be, by its number, is none:
+/// another block's bytes are not taken for this one's.
+pub(crate) fn walk(block: &[u8], row: &BlockRow, seed: u32, mut each: impl FnMut(Spot)) {
+    let (mut at, mut low, mut in_gap) = (BLOCK_HEADER, None, false);
+    while at < block.len() {
+        let header = RecordHeader::decode(&block[at..], seed).filter(|header| {
+            let key = (header.color, header.number);
+            low.is_none_or(|low| low < key) && (row.first..=row.last).contains(&key)
+        });
+        match header {
+            Some(header) => {
+                let from = at + RECORD_HEADER;
+                low = Some((header.color, header.number));
+                in_gap = false;
+                each(Spot::Record { at, header, encoded: from..from + header.len as usize });
+                at += header.stride();
+            }
+            None => {
+                if !in_gap {
+                    each(Spot::Gap { at });
+                }
+                in_gap = true;
+                // The next one that can stand here: records are at multiples of 4.
+                at += 4;
+            }
+        }
+    }
+}
+
+/// The number after this one, in the order of all numbers; not one that is handed out next.
+fn after(number: SeqNum) -> SeqNum {
+    SeqNum::from_raw(number.to_raw().saturating_add(1))
+}
+
+/// What reading comes upon at some number.
+enum Item {
+    Record(SeqNum, Record),
+    /// Damage. `exact`: it is this number; else it may be any from this on to the next item's.
+    Damaged {
+        number: SeqNum,
+        exact: bool,
+        offset: u64,
+    },
+    /// The block that may have this number cannot be read.
+    Io {
+        number: SeqNum,
+        offset: u64,
+        source: io::Error,
+    },
+}
+
+impl Item {
+    fn number(&self) -> SeqNum {
+        match self {
+            Self::Record(number, _) | Self::Damaged { number, .. } | Self::Io { number, .. } => *number,
+        }
+    }
+}
+
+/// Reads one color's numbers of one file forward, a block at a time.
+pub(crate) struct Cursor {
+    file: Arc<SsdFile>,
+    index: Arc<FileIndex>,
+    color: Color,
+    from: SeqNum,
+    upto: SeqNum,
+    blocks: Range<usize>,
+    items: VecDeque<Item>,
+}
+
+impl Cursor {
+    pub(crate) fn new(file: Arc<SsdFile>, index: Arc<FileIndex>, color: Color, from: SeqNum, upto: SeqNum) -> Self {
+        // The block index alone does not tell that no number of this color is here.
+        let (from, upto) = match index.color(color) {
+            Some(row) => (from.max(row.first), upto.min(after(row.last))),
+            None => (from, from),
+        };
+        let blocks = if from < upto { index.blocks_of(color, from, upto) } else { 0..0 };
+        Self { file, index, color, from, upto, blocks, items: VecDeque::new() }
+    }
+
+    /// The number of the next item, if that is known, or one that is not above it. `None`: there is none.
+    fn bound(&self) -> Option<SeqNum> {
+        let of_block = || {
+            let row = self.index.blocks.get(self.blocks.clone().next()?)?;
+            Some(if row.first.0 == self.color { row.first.1.max(self.from) } else { self.from })
+        };
+        self.items.front().map(Item::number).or_else(of_block)
+    }
+
+    /// Reads the next block.
+    fn load(&mut self) {
+        let Some(nth) = self.blocks.next() else { return };
+        let row = self.index.blocks[nth];
+        match self.file.block(nth, &row) {
+            Ok(Some(block)) => self.take(&row, &block),
+            // All of it is trimmed.
+            Ok(None) => {}
+            Err(source) => {
+                let number = if row.first.0 == self.color { row.first.1.max(self.from) } else { self.from };
+                self.items.push_back(Item::Io { number, offset: row.offset, source });
+            }
+        }
+    }
+
+    /// What a block has of the color and range. The block's checksum is not looked at: those of the records' headers and
+    /// of the records cover all that is given out, and what is missing shows as a gap.
+    fn take(&mut self, row: &BlockRow, block: &Bytes) {
+        let (color, from, upto) = (self.color, self.from, self.upto);
+        let items = &mut self.items;
+        // Everything up to here was seen: the last good record, or what is before the block.
+        let mut seen: Option<(Color, SeqNum)> = None;
+        let mut gap: Option<usize> = None;
+        let close = |seen: Option<(Color, SeqNum)>, gap: Option<usize>, next: Option<(Color, SeqNum)>| {
+            let at = gap?;
+            let low = match seen {
+                Some((last, number)) if last == color => after(number),
+                Some((last, _)) if last > color => return None,
+                Some(_) => SeqNum::MIN,
+                None if row.first.0 == color => row.first.1,
+                None if row.first.0 > color => return None,
+                None => SeqNum::MIN,
+            };
+            // Exclusive.
+            let high = match next.unwrap_or((row.last.0, after(row.last.1))) {
+                (next, number) if next == color => number,
+                (next, _) if next < color => return None,
+                _ => SeqNum::MAX,
+            };
+            let (low, high) = (low.max(from), high.min(upto));
+            Some((low < high).then_some((low, row.offset + at as u64))).flatten()
+        };
+        let mut found = Vec::new();
+        walk(block, row, self.file.seed, |spot| match spot {
+            Spot::Gap { at } => gap = gap.or(Some(at)),
+            Spot::Record { at, header, encoded } => {
+                let key = (header.color, header.number);
+                if let Some((number, offset)) = close(seen, gap.take(), Some(key)) {
+                    found.push(Item::Damaged { number, exact: false, offset });
+                }
+                seen = Some(key);
+                if header.color == color && (from..upto).contains(&header.number) {
+                    let number = header.number;
+                    // A small record must not keep its whole block in memory.
+                    let bytes =
+                        if row.records == 1 { block.slice(encoded) } else { Bytes::copy_from_slice(&block[encoded]) };
+                    found.push(match decode_record(bytes, header.crc) {
+                        Some(record) => Item::Record(number, record),
+                        None => Item::Damaged { number, exact: true, offset: row.offset + at as u64 },
+                    });
+                }
+            }
+        });
+        if let Some((number, offset)) = close(seen, gap, None) {
+            found.push(Item::Damaged { number, exact: false, offset });
+        }
+        items.extend(found);
+    }
+
+    fn error(&self, item: Item) -> Option<SsdError> {
+        let (file, color) = (self.file.name.clone(), self.color);
+        match item {
+            Item::Record(..) => None,
+            Item::Damaged { number, offset, .. } => Some(SsdError::Damaged { file, offset, color, number }),
+            Item::Io { number, offset, source } => Some(SsdError::Io { file, offset, color, number, source }),
+        }
+    }
+}
+
+/// Reads what the cursors have, in order, no number twice. Returns the bound up to which all was looked at, exclusive.
+///
+/// Where a record is damaged in one file and whole in another, the whole one is taken.
+pub(crate) fn merge(
+    mut cursors: Vec<Cursor>,
+    from: SeqNum,
+    upto: SeqNum,
+    max_records: usize,
+    max_bytes: usize,
+    into: &mut Vec<(SeqNum, Record)>,
+) -> Result<SeqNum, SsdError> {
+    if max_records == 0 {
+        return Ok(from.min(upto));
+    }
+    let mut heap: BinaryHeap<_> =
+        cursors.iter().enumerate().filter_map(|(nth, cursor)| Some(Reverse((cursor.bound()?, nth)))).collect();
+    let (mut count, mut bytes) = (0, 0);
+    let mut last = None;
+    // A damaged record that another file may have.
+    let mut bad: Option<(SeqNum, SsdError)> = None;
+    while let Some(Reverse((bound, nth))) = heap.pop() {
+        if let Some((_, error)) = bad.take_if(|(number, _)| *number < bound) {
+            return Err(error);
+        }
+        let cursor = &mut cursors[nth];
+        match cursor.items.pop_front() {
+            None => cursor.load(),
+            Some(Item::Record(number, record)) if last.is_none_or(|last| last < number) => {
+                if count > 0 && bytes + record.payload().len() > max_bytes {
+                    return Ok(number);
+                }
+                bad = None;
+                last = Some(number);
+                count += 1;
+                bytes += record.payload().len();
+                into.push((number, record));
+                if count == max_records || bytes >= max_bytes {
+                    return Ok(after(number).min(upto));
+                }
+            }
+            // It was given out already.
+            Some(Item::Record(..)) => {}
+            Some(Item::Damaged { number, exact: true, .. }) if last == Some(number) => {}
+            Some(item) => {
+                let (number, exact) = (item.number(), matches!(item, Item::Damaged { exact: true, .. }));
+                if let Some(error) = cursor.error(item) {
+                    if !exact {
+                        return Err(error);
+                    }
+                    bad = Some((number, error));
+                }
+            }
+        }
+        let next = cursors[nth].bound();
+        heap.extend(next.map(|next| Reverse((next, nth))));
+    }
+    match bad {
+        Some((_, error)) => Err(error),
+        None => Ok(upto.max(from)),
+    }
+}
