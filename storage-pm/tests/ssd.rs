@@ -21,18 +21,18 @@ fn build(seed: u64, files: usize, big: bool) -> (SimFolder, Tier, Model, Vec<Mod
     for color in [1, 2, 3, 500, u64::MAX] {
         let mut raw = draw.draw() % 5;
         for _ in 0..draw.draw() % 120 {
-            raw += 1 + if draw.draw() % 6 == 0 { (1 << 32) + draw.draw() % 9 } else { draw.draw() % 2 };
+            raw += 1 + if draw.draw().is_multiple_of(6) { (1 << 32) + draw.draw() % 9 } else { draw.draw() % 2 };
             let len = match draw.draw() % 20 {
                 0 if big => 1 << 20,
                 1 => 17_000,
                 2 => 4096,
                 n => (n * 37) % 300,
             };
-            let payload: Vec<u8> = (0..len).map(|at| (at as u64 ^ raw ^ color) as u8).collect();
+            let payload: Vec<u8> = (0..len).map(|at| (at ^ raw ^ color) as u8).collect();
             let tags: Vec<Vec<u8>> = (0..draw.draw() % 4).map(|_| vec![b't', (draw.draw() % 5) as u8]).collect();
             let tags: Vec<&[u8]> = tags.iter().map(Vec::as_slice).collect();
             let record = record(payload, &tags);
-            for _ in 0..1 + u64::from(draw.draw() % 10 == 0) {
+            for _ in 0..1 + u64::from(draw.draw().is_multiple_of(10)) {
                 let part = (draw.draw() % files as u64) as usize;
                 parts[part].insert((Color(color), number(raw)), record.clone());
             }
@@ -79,8 +79,8 @@ proptest! {
                 len => number(keys[(draw.draw() % len) as usize].1.to_raw().saturating_add(draw.draw() % 3).saturating_sub(1)),
             };
             let color = Color([0, 1, 2, 3, 4, 500, u64::MAX][(draw.draw() % 7) as usize]);
-            let from = if draw.draw() % 4 == 0 { SeqNum::MIN } else { near(&mut draw) };
-            let upto = if draw.draw() % 3 == 0 { SeqNum::MAX } else { near(&mut draw) };
+            let from = if draw.draw().is_multiple_of(4) { SeqNum::MIN } else { near(&mut draw) };
+            let upto = if draw.draw().is_multiple_of(3) { SeqNum::MAX } else { near(&mut draw) };
             let max_records = [0, 1, 2, 7, usize::MAX][(draw.draw() % 5) as usize];
             let max_bytes = [0, 1, 100, 5000, usize::MAX][(draw.draw() % 5) as usize];
             let expected = of_color(&model, color, from, upto);
@@ -117,7 +117,7 @@ proptest! {
         for round in 0..rounds {
             for color in [1, 2, 3, 500, u64::MAX].map(Color) {
                 let numbers = of_color(&model, color, SeqNum::MIN, SeqNum::MAX);
-                if numbers.is_empty() || draw.draw() % 4 == 0 {
+                if numbers.is_empty() || draw.draw().is_multiple_of(4) {
                     continue;
                 }
                 let at = numbers[(draw.draw() % numbers.len() as u64) as usize].0;

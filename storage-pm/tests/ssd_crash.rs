@@ -111,7 +111,7 @@ fn story(seed: u64, bug: Option<PlantedBug>, holes: bool) -> Found {
         for (color, next) in next.iter_mut().enumerate() {
             let to = *next + 1 + (draw.draw() % 6) as u32;
             for at in *next..to {
-                let len = if draw.draw() % 5 == 0 { 5000 } else { 200 };
+                let len = if draw.draw().is_multiple_of(5) { 5000 } else { 200 };
                 let payload = vec![(at as u8).max(1); len];
                 model.insert((Color(color as u64), n(at)), record(payload, &[b"tag"]));
             }
