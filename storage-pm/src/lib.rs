@@ -8,6 +8,8 @@
 
 mod codec;
 pub mod device;
+#[cfg(test)]
+mod fuzz;
 mod index;
 mod layout;
 mod log;

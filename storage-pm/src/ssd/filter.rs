@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn every_color_is_found_and_few_others() {
-        let colors = (0..1000_u32).map(|n| Color(u64::from(n) * 3));
+        let colors = (0..1000u32).map(|n| Color(u64::from(n) * 3));
         let filter = Filter::of(colors.clone());
         assert!(colors.clone().all(|color| filter.may_have(color)));
         let wrong = (0..10_000).filter(|n| n % 3 != 0 && filter.may_have(Color(*n))).count();
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn it_is_bounded_and_nothing_odd_is_taken_for_one() {
-        let filter = Filter::of((0..100_000_u32).map(|n| Color(n.into())));
+        let filter = Filter::of((0..100_000u32).map(|n| Color(n.into())));
         assert_eq!(filter.bytes(), MAX_BYTES);
         assert!((0..100_000).all(|n| filter.may_have(Color(n))));
         assert!(Filter::of(std::iter::empty()).bits(Color(7)).iter().all(|bit| *bit < 64));

@@ -23,7 +23,7 @@
 //!   number               8..16
 //!   len                 16..20   bytes of the encoded form
 //!   crc                 20..24   the record's own, from its client to its reader
-//!   check               24..28   over what stands before it
+//!   check               24..28   over the record's offset in the file (u64) and what stands before it
 //!   encoded                      number of tags u8, for each tag its length u8 and bytes, the payload; padded to 4
 //! region: colors                 each 40, ascending
 //!   color                0..8
@@ -63,8 +63,8 @@
 //! ```
 //!
 //! The checksums of blocks, records' headers and regions go on from a seed: CRC32C of the store's id and the file's. A
-//! client does not know it, so no payload can look like a record, and a block of another file is not taken for one of
-//! this one.
+//! client does not know it, so no payload can look like a record, and what is of another file is not taken for part of
+//! this one. Blocks and records are bound to their place in the file too, so none is good anywhere else.
 
 use flexlog_protocol::checksum::{crc32c, crc32c_append};
 use flexlog_protocol::{Color, Lsn, SeqNum, StoreId, limits};
@@ -207,6 +207,10 @@ pub(crate) fn block_is_good(seed: u32, offset: u64, block: &[u8], count: u32) ->
         && block_crc(seed, offset, &head[..12], records) == u32_at(head, 12)
 }
 
+fn record_check(seed: u32, offset: u64, head: &[u8]) -> u32 {
+    crc32c_append(crc32c_append(seed, &offset.to_le_bytes()), head)
+}
+
 /// What stands before a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RecordHeader {
@@ -217,23 +221,25 @@ pub(crate) struct RecordHeader {
 }
 
 impl RecordHeader {
-    pub(crate) fn encode(&self, seed: u32) -> [u8; RECORD_HEADER] {
+    /// `offset`: where in the file it goes.
+    pub(crate) fn encode(&self, seed: u32, offset: u64) -> [u8; RECORD_HEADER] {
         let mut bytes = [0; RECORD_HEADER];
         bytes[..8].copy_from_slice(&self.color.0.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.number.to_raw().to_le_bytes());
         bytes[16..20].copy_from_slice(&self.len.to_le_bytes());
         bytes[20..24].copy_from_slice(&self.crc.to_le_bytes());
-        let check = crc32c_append(seed, &bytes[..24]);
+        let check = record_check(seed, offset, &bytes[..24]);
         bytes[24..].copy_from_slice(&check.to_le_bytes());
         bytes
     }
 
-    /// Reads the header at the start of `bytes`, if it is as it was written and its record fits.
-    pub(crate) fn decode(bytes: &[u8], seed: u32) -> Option<Self> {
+    /// Reads the header at the start of `bytes`, which are at `offset` of the file, if it is as it was written there and
+    /// its record fits.
+    pub(crate) fn decode(bytes: &[u8], seed: u32, offset: u64) -> Option<Self> {
         let head = bytes.get(..RECORD_HEADER)?;
         let len = u32_at(head, 16);
         let fits = padded(len as usize) <= bytes.len() - RECORD_HEADER;
-        (fits && u32_at(head, 24) == crc32c_append(seed, &head[..24])).then(|| Self {
+        (fits && u32_at(head, 24) == record_check(seed, offset, &head[..24])).then(|| Self {
             color: Color(u64_at(head, 0)),
             number: SeqNum::from_raw(u64_at(head, 8)),
             len,

@@ -26,12 +26,11 @@ pub(crate) enum Spot {
     Gap { at: usize },
 }
 
-/// Calls `each` with everything in a block, in order. A record that stands where it cannot be, by its number, is none:
-/// another block's bytes are not taken for this one's.
+/// Calls `each` with everything in a block, in order. A record that cannot stand there, by its number, is none.
 pub(crate) fn walk(block: &[u8], row: &BlockRow, seed: u32, mut each: impl FnMut(Spot)) {
     let (mut at, mut low, mut in_gap) = (BLOCK_HEADER, None, false);
     while at < block.len() {
-        let header = RecordHeader::decode(&block[at..], seed).filter(|header| {
+        let header = RecordHeader::decode(&block[at..], seed, row.offset + at as u64).filter(|header| {
             let key = (header.color, header.number);
             low.is_none_or(|low| low < key) && (row.first..=row.last).contains(&key)
         });

@@ -118,13 +118,15 @@ impl Writer {
             }
         }
         let end = self.block.len() + head.stride();
-        self.block.extend_from_slice(&head.encode(self.seed));
+        // The block will be where the buffer ends now.
+        let offset = self.at() + (BLOCK_HEADER + self.block.len()) as u64;
+        self.block.extend_from_slice(&head.encode(self.seed, offset));
         self.block.extend_from_slice(encoded);
         self.block.resize(end, 0);
         self.block_first = self.block_first.or(Some((color, number)));
         self.block_records += 1;
         self.last = Some((color, number));
-        if self.buffer.len() >= BUFFER { self.flush() } else { Ok(()) }
+        Ok(())
     }
 
     fn at(&self) -> u64 {
