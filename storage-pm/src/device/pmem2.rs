@@ -21,11 +21,12 @@ use std::sync::Arc;
 use flexlog_protocol::media::{Device, FenceId};
 use rustix::fs::{FallocateFlags, fallocate};
 
+use super::persist::LINE;
 use super::pmem2_sys as sys;
 use super::{FsKind, fs_kind};
 
-/// Parts up to this many bytes are copied and written back with their neighbours, longer ones streamed. It is where
-/// libpmem2 itself begins to stream.
+/// Whole lines of a part are streamed where they are more bytes than this; all else is copied, and written back together
+/// with its neighbours. It is where libpmem2 itself begins to stream.
 const COPIED_UPTO: usize = 256;
 
 const OUTLIVES: &str = "outlives the machine";
@@ -177,22 +178,33 @@ impl Map {
         // What was copied and has to be written back.
         let (mut from, mut to) = (at, at);
         for part in parts {
+            // Only whole lines are streamed: a line that is copied and streamed costs both.
+            let head = to.next_multiple_of(LINE) - to;
+            let streamed = part.len().saturating_sub(head) / LINE * LINE;
+            let (head, rest) = if streamed > COPIED_UPTO { part.split_at(head) } else { (*part, &[][..]) };
             // SAFETY: the caller's promise. `part` cannot overlap the mapping, where nobody else has a slice.
             unsafe {
-                if part.len() <= COPIED_UPTO {
-                    std::ptr::copy_nonoverlapping(part.as_ptr(), self.at.as_ptr().add(to), part.len());
-                    to += part.len();
-                } else {
+                self.copy_plainly(&mut to, head);
+                if !rest.is_empty() {
                     self.write_back(from, to);
                     let flags = sys::F_MEM_NODRAIN | sys::F_MEM_NONTEMPORAL;
-                    (self.memcpy)(self.at.as_ptr().add(to).cast(), part.as_ptr().cast(), part.len(), flags);
-                    to += part.len();
+                    (self.memcpy)(self.at.as_ptr().add(to).cast(), rest.as_ptr().cast(), streamed, flags);
+                    to += streamed;
                     from = to;
+                    self.copy_plainly(&mut to, &rest[streamed..]);
                 }
             }
         }
         // SAFETY: the caller's promise.
         unsafe { self.write_back(from, to) };
+    }
+
+    /// # Safety
+    /// As [`Map::copy`].
+    unsafe fn copy_plainly(&self, to: &mut usize, bytes: &[u8]) {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.as_ptr().add(*to), bytes.len()) };
+        *to += bytes.len();
     }
 
     /// # Safety
@@ -395,5 +407,27 @@ impl Device for Pmem2Device {
         // SAFETY: the range was checked, and `len` is within the mapping. Writing takes `&mut self`, so the bytes do not
         // change while the slice lives.
         self.map.as_ref().map_or(Some(&[]), |map| Some(unsafe { map.bytes(at as usize, len) }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_the_area_and_keep_their_kind() {
+        for (code, kind) in [
+            (-28, io::ErrorKind::StorageFull),
+            (-12, io::ErrorKind::OutOfMemory),
+            (-13, io::ErrorKind::PermissionDenied),
+            (sys::E_GRANULARITY_NOT_SUPPORTED, io::ErrorKind::Unsupported),
+            (sys::E_INVALID_FILE_TYPE, io::ErrorKind::Unsupported),
+            (sys::E_FIRST, io::ErrorKind::Other),
+        ] {
+            let error = error("/x/area", code);
+            assert_eq!(error.kind(), kind, "{code}");
+            assert!(error.to_string().starts_with("/x/area: "), "{error}");
+        }
+        assert!(check("/x/area", 0).is_ok() && check("/x/area", -28).is_err());
     }
 }
