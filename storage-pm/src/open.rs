@@ -23,7 +23,7 @@ use rustix::fs::{FlockOperation, flock};
 use uuid::Uuid;
 
 use crate::codec::{self, StagedMeta};
-use crate::device::{AnyDevice, DeviceKind, FileDevice, Mapping, MmapDevice, device_for};
+use crate::device::{AnyDevice, DeviceKind, FileDevice, Mapping, MmapDevice, device_for, open_pmem2};
 use crate::index::Index;
 use crate::layout::{HEAD_BYTES, Kind, Place};
 use crate::log::{FIRST_ENTRY, GENERATIONS, Log, Resume, is_full};
@@ -274,6 +274,7 @@ impl Closed<AnyDevice> {
                 MmapDevice::open(&path, mapping).map(AnyDevice::Mmap)
             }
             DeviceKind::File => FileDevice::open(&path, options.limit_bytes).map(AnyDevice::File),
+            DeviceKind::Pmem2 => open_pmem2(&path),
         };
         let mut device = device.map_err(|source| not_writable(&path, source))?;
         if options.prefault {

@@ -1,16 +1,44 @@
 //! One suite that every device passes.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
+use std::io::ErrorKind;
+#[cfg(feature = "pmem2")]
 use std::path::Path;
+use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use flexlog_protocol::media::{Device, FenceId};
 use flexlog_storage_pm::device::{
-    AnyDevice, DeviceKind, FileDevice, Mapping, MmapDevice, SimMedia, SplitMix, device_for,
+    AnyDevice, DeviceKind, FileDevice, Flush, Mapping, MmapDevice, SimMedia, SplitMix, device_for,
 };
 
+#[cfg(feature = "pmem2")]
+use flexlog_storage_pm::device::Pmem2Device;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 const LIMIT: u64 = 8 << 20;
+
+/// Set in processes that run one of these tests for another, whose environment must not be changed.
+const CHILD: &str = "FLEXLOG_DEVICES_CHILD";
+/// What libpmem2 is told to believe of the memory; in children that run the suite on the pmem2 device.
+const FORCE_GRANULARITY: &str = "PMEM2_FORCE_GRANULARITY";
+
+fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+/// Runs these tests, and no others, in a process of their own, in which they are to pass.
+fn passes_in_child(tests: &[&str], variables: &[(&str, &str)]) {
+    // A write beyond a limit is then an error to whoever made it, and not the end of the process.
+    let mut child = Command::new("sh");
+    child.args(["-c", "trap '' XFSZ; exec \"$0\" --exact \"$@\""]).arg(std::env::current_exe().unwrap()).args(tests);
+    child.env_remove(FORCE_GRANULARITY).env_remove("FLEXLOG_FLUSH").env(CHILD, "1").envs(variables.iter().copied());
+    let Output { status, stdout, stderr } = child.output().unwrap();
+    let said = String::from_utf8_lossy(&stdout).into_owned() + &String::from_utf8_lossy(&stderr);
+    assert!(status.success(), "{variables:?}: {said}");
+    assert!(said.contains(&format!("{} passed", tests.len())), "{variables:?}: {said}");
+}
 
 /// Opens the device, the same one each time.
 type Open = Box<dyn FnMut() -> Box<dyn Device>>;
@@ -21,7 +49,22 @@ fn memory_folder() -> Option<tempfile::TempDir> {
     (device_for(folder.path()).unwrap() == DeviceKind::Mmap).then_some(folder)
 }
 
+/// The tests that every device passes.
+#[cfg(feature = "pmem2")]
+const SUITE: [&str; 4] = [
+    "it_starts_empty_and_grows_with_zeros",
+    "what_is_beyond_the_end_is_refused_and_changes_nothing",
+    "fences_count_up_and_are_done_when_waited_for",
+    "what_was_written_is_read_at_once_during_a_fence_and_after_reopening",
+];
+
 fn with_each(test: impl Fn(&str, Open)) {
+    #[cfg(feature = "pmem2")]
+    if is_child() {
+        let folder = memory_folder().expect("these tests need a tmpfs at /dev/shm");
+        let path = folder.path().join("area");
+        return test("pmem2", Box::new(move || Box::new(Pmem2Device::open(&path).unwrap())));
+    }
     let media = SimMedia::new(LIMIT);
     test("sim", Box::new(move || Box::new(media.device())));
     let folder = tempfile::tempdir().unwrap();
@@ -32,6 +75,12 @@ fn with_each(test: impl Fn(&str, Open)) {
         let path = folder.path().join(format!("area-{prefault}"));
         let mapping = Mapping { limit: LIMIT, prefault };
         test("mmap", Box::new(move || Box::new(MmapDevice::open(&path, mapping).unwrap())));
+    }
+    for flush in Flush::here() {
+        let path = folder.path().join(format!("area-{}", flush.name()));
+        let mapping = Mapping { limit: LIMIT, prefault: false };
+        let open = move || Box::new(MmapDevice::open_with(&path, mapping, flush).unwrap()) as Box<dyn Device>;
+        test(&format!("mmap, {}", flush.name()), Box::new(open));
     }
 }
 
@@ -66,7 +115,7 @@ fn what_is_beyond_the_end_is_refused_and_changes_nothing() {
         device.grow(4096).unwrap();
         assert!(device.write(4090, &[b"1234567"]).is_err(), "{name}");
         assert!(device.write(u64::MAX, &[b"1"]).is_err(), "{name}");
-        assert_eq!(device.read(4095, &mut [0; 2]).unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof, "{name}");
+        assert_eq!(device.read(4095, &mut [0; 2]).unwrap_err().kind(), ErrorKind::UnexpectedEof, "{name}");
         assert!(device.slice(4095, 2).is_none(), "{name}");
         device.write(4090, &[b"123456"]).unwrap();
         assert_eq!(read(&*device, 4088, 8), b"\0\x00123456", "{name}");
@@ -151,7 +200,7 @@ fn a_device_beyond_its_limit_stays_as_it_was() {
     let mmap = MmapDevice::open(&folder.path().join("area"), mapping).unwrap();
     for mut device in [Box::new(media.device()) as Box<dyn Device>, Box::new(mmap)] {
         device.grow(LIMIT).unwrap();
-        assert_eq!(device.grow(LIMIT + (65 << 20)).unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+        assert_eq!(device.grow(LIMIT + (65 << 20)).unwrap_err().kind(), ErrorKind::StorageFull);
         assert_eq!(device.len(), LIMIT);
         device.write(LIMIT - 8, &[b"the last"]).unwrap();
     }
@@ -179,15 +228,151 @@ fn a_failed_fence_is_final() {
     assert!(device.write(0, &[b"x"]).is_err());
 }
 
+/// Lets this process's files be so long and no longer.
+fn limit_files(bytes: u64) {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Fsize);
+    setrlimit(Resource::Fsize, Rlimit { current: Some(bytes), maximum }).unwrap();
+}
+
 #[test]
 fn the_file_device_reports_the_disks_error_for_good() {
-    // Nothing can be written to this one, but it can be opened.
-    let Ok(mut device) = FileDevice::open(Path::new("/dev/full"), LIMIT) else { return };
-    if device.grow(4096).is_ok() {
-        device.write(0, &[b"x"]).unwrap();
-        let fence = device.fence().unwrap();
-        assert!(device.wait(fence).is_err() && device.fenced().is_err() && device.fence().is_err());
+    if !is_child() {
+        return passes_in_child(&["the_file_device_reports_the_disks_error_for_good"], &[]);
     }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("area");
+    let mut device = FileDevice::open(&path, LIMIT).unwrap();
+    device.grow(1 << 20).unwrap();
+    limit_files(64 << 10);
+    device.write(0, &[b"fits"]).unwrap();
+    let fence = device.fence().unwrap();
+    device.wait(fence).unwrap();
+    device.write(512 << 10, &[b"does not"]).unwrap();
+    let fence = device.fence().unwrap();
+    let error = device.wait(fence).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FileTooLarge, "{error}");
+    assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+    // It stays so when the medium is well again.
+    limit_files(LIMIT);
+    device.write(0, &[b"more"]).unwrap();
+    for refused in [device.fenced().map(drop), device.fence().map(drop), device.wait(FenceId(1))] {
+        assert_eq!(refused.unwrap_err().to_string(), error.to_string());
+    }
+}
+
+#[test]
+fn a_medium_without_room_leaves_the_device_as_it_was() {
+    if !is_child() {
+        let granularity = (FORCE_GRANULARITY, "CACHE_LINE");
+        return passes_in_child(&["a_medium_without_room_leaves_the_device_as_it_was"], &[granularity]);
+    }
+    let (disk, memory) = (tempfile::tempdir().unwrap(), memory_folder().unwrap());
+    let file = FileDevice::open(&disk.path().join("area"), LIMIT).unwrap();
+    let mapping = Mapping { limit: LIMIT, prefault: false };
+    let mmap = MmapDevice::open(&memory.path().join("area"), mapping).unwrap();
+    #[cfg_attr(not(feature = "pmem2"), allow(unused_mut))]
+    let mut devices: Vec<Box<dyn Device>> = vec![Box::new(file), Box::new(mmap)];
+    #[cfg(feature = "pmem2")]
+    devices.push(Box::new(Pmem2Device::open(&memory.path().join("area-pmem2")).unwrap()));
+    limit_files(1 << 20);
+    for mut device in devices {
+        let name = device.describe();
+        device.grow(64 << 10).unwrap();
+        device.write(100, &[b"before"]).unwrap();
+        let error = device.grow(2 << 20).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::FileTooLarge, "{name}: {error}");
+        assert_eq!(device.len(), 64 << 10, "{name}");
+        device.write((64 << 10) - 5, &[b"after"]).unwrap();
+        assert_eq!(read(&*device, 100, 6), b"before", "{name}");
+        device.grow(1 << 20).unwrap();
+        device.write((1 << 20) - 3, &[b"end"]).unwrap();
+        let fence = device.fence().unwrap();
+        device.wait(fence).unwrap();
+        assert_eq!(read(&*device, (64 << 10) - 5, 6), b"after\0", "{name}");
+    }
+}
+
+#[test]
+fn the_environment_says_how_mmap_writes_back() {
+    if !is_child() {
+        let run = |asked| {
+            passes_in_child(&["the_environment_says_how_mmap_writes_back"], &[("FLEXLOG_FLUSH", asked)]);
+        };
+        for way in [Flush::Clwb, Flush::ClflushOpt, Flush::Clflush, Flush::Msync] {
+            run(way.name());
+        }
+        return run("sfence");
+    }
+    let asked = std::env::var("FLEXLOG_FLUSH").unwrap();
+    let folder = memory_folder().unwrap();
+    let opened = MmapDevice::open(&folder.path().join("area"), Mapping { limit: LIMIT, prefault: false });
+    if Flush::here().iter().any(|way| way.name() == asked) {
+        assert!(opened.unwrap().describe().contains(&format!(", {asked} ")));
+    } else {
+        let error = opened.unwrap_err().to_string();
+        assert!(error.contains(&format!("FLEXLOG_FLUSH is `{asked}`")) && error.contains("msync"), "{error}");
+    }
+}
+
+#[cfg(feature = "pmem2")]
+#[test]
+fn pmem2_passes_the_suite_at_each_granularity_that_it_takes() {
+    for granularity in ["CACHE_LINE", "BYTE"] {
+        passes_in_child(&SUITE, &[(FORCE_GRANULARITY, granularity)]);
+    }
+}
+
+#[cfg(feature = "pmem2")]
+#[test]
+fn pmem2_says_what_it_is_on_and_promises() {
+    if !is_child() {
+        for granularity in ["CACHE_LINE", "BYTE"] {
+            passes_in_child(&["pmem2_says_what_it_is_on_and_promises"], &[(FORCE_GRANULARITY, granularity)]);
+        }
+        return;
+    }
+    let granularity = std::env::var(FORCE_GRANULARITY).unwrap().to_lowercase().replace('_', " ");
+    let (disk, memory) = (tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap(), memory_folder().unwrap());
+    for (folder, on) in [(&disk, "the page cache of a disk"), (&memory, "tmpfs")] {
+        let device = Pmem2Device::open(&folder.path().join("area")).unwrap();
+        let forced = format!("granularity {granularity}, forced by PMEM2_FORCE_GRANULARITY");
+        assert_eq!(device.describe(), format!("pmem2 on {on}, {forced} (does not outlive the machine)"));
+    }
+}
+
+#[cfg(feature = "pmem2")]
+#[test]
+fn pmem2_refuses_what_would_need_msync_by_name() {
+    if !is_child() {
+        let name = "pmem2_refuses_what_would_need_msync_by_name";
+        passes_in_child(&[name], &[(FORCE_GRANULARITY, "PAGE")]);
+        // No disk and no tmpfs is persistent memory, so this is what libpmem2 finds by itself too.
+        return passes_in_child(&[name], &[]);
+    }
+    let (disk, memory) = (tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap(), memory_folder().unwrap());
+    for folder in [&disk, &memory] {
+        let path = folder.path().join("area");
+        for left in [None, Some(8192)] {
+            if let Some(len) = left {
+                std::fs::write(&path, vec![7; len]).unwrap();
+            }
+            let error = Pmem2Device::open(&path).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            let text = error.to_string();
+            assert!(text.starts_with(&path.display().to_string()), "{text}");
+            assert!(text.contains("PAGE") && text.contains("file device"), "{text}");
+            assert_eq!(path.metadata().ok().map(|file| file.len() as usize), left, "it is as it was");
+        }
+    }
+}
+
+#[cfg(feature = "pmem2")]
+#[test]
+fn pmem2_refuses_what_is_no_memory() {
+    let error = Pmem2Device::open(Path::new("/dev/null")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().starts_with("/dev/null: "), "{error}");
+    assert!(Pmem2Device::open(Path::new("/dev/shm")).is_err());
 }
 
 #[test]

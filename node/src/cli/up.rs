@@ -51,6 +51,8 @@ enum Device {
     Mmap,
     /// Any disk.
     File,
+    /// Persistent memory, through libpmem2; needs a build with the feature `pmem2`.
+    Pmem2,
 }
 
 impl From<Device> for DeviceKind {
@@ -58,6 +60,7 @@ impl From<Device> for DeviceKind {
         match device {
             Device::Mmap => Self::Mmap,
             Device::File => Self::File,
+            Device::Pmem2 => Self::Pmem2,
         }
     }
 }

@@ -6,6 +6,9 @@
 //!
 //! Writes gather in one line: whole lines are streamed past the cache, and the last, begun one is kept beside so that
 //! the next write goes on in it without loading it.
+//!
+//! Where lines are to be written back by msync (`FLEXLOG_FLUSH=msync`, and processors whose instructions are not known)
+//! a fence can fail. That is final: the device then refuses all but reads.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -56,22 +59,36 @@ pub struct MmapDevice {
     /// The line at `line_at`, as it is in the map. Nothing where `line_at` is [`NO_LINE`].
     line: [u8; LINE],
     line_at: u64,
-    /// What msync has to be told of, where no instruction is known.
+    /// What msync has to be told of, where that is the way.
     dirty: Option<(u64, u64)>,
+    /// What msync said when it failed.
+    failed: Option<(io::ErrorKind, String)>,
     fences: u64,
 }
 
 impl MmapDevice {
-    /// Opens or creates the area at `path`.
+    /// Opens or creates the area at `path`. Lines are written back as `FLEXLOG_FLUSH` says, or else in the best way that
+    /// the processor has.
     ///
     /// # Errors
-    /// `Unsupported` on a file system that is not in memory, and those of the file system.
+    /// `Unsupported` on a file system that is not in memory; a `FLEXLOG_FLUSH` that is unknown, or that the processor
+    /// lacks; and those of the file system.
     pub fn open(path: &Path, options: Mapping) -> io::Result<Self> {
+        Self::open_with(path, options, Flush::wanted()?)
+    }
+
+    /// As [`MmapDevice::open`], with lines written back in this way.
+    ///
+    /// # Errors
+    /// As [`MmapDevice::open`].
+    pub fn open_with(path: &Path, options: Mapping, flush: Flush) -> io::Result<Self> {
+        let persist = Persist::new(flush)?;
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         let kind = fs_kind(&file)?;
         if kind != FsKind::Memory {
             let why = if kind == FsKind::Dax {
-                "is on a DAX file system: mapping it safely needs MAP_SYNC, which this device lacks; use the file device"
+                "is on a DAX file system: mapping it safely needs MAP_SYNC, which this device lacks; use the pmem2 device, \
+                 in a build that has it, or the file device"
             } else {
                 "is not on tmpfs or ramfs, so a mapping would not be durable at a memory fence; use the file device"
             };
@@ -89,13 +106,14 @@ impl MmapDevice {
             file,
             map,
             len,
-            persist: Persist::detect(),
+            persist,
             prefault: options.prefault,
             faulted: Vec::new(),
             chunk: usize::MAX,
             line: [0; LINE],
             line_at: NO_LINE,
             dirty: None,
+            failed: None,
             fences: 0,
         };
         if device.prefault {
@@ -121,6 +139,9 @@ impl MmapDevice {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         self.line_at = NO_LINE;
+        if self.persist.flush() == Flush::Msync {
+            self.mark_dirty(at, at + bytes.len() as u64)?;
+        }
         // SAFETY: both are whole lines, the range was checked, and `bytes` cannot overlap the mapping, whose slices end
         // before this takes `&mut self`.
         unsafe { self.persist.stream(self.map.as_mut_ptr().add(at as usize), bytes.as_ptr(), bytes.len() / LINE) };
@@ -133,6 +154,37 @@ impl MmapDevice {
         }
         let what = format!("{} bytes at {at} are beyond the {} of {}", len, self.len, self.path.display());
         Err(io::Error::new(io::ErrorKind::UnexpectedEof, what))
+    }
+
+    /// What is refused after a failed msync: nobody knows what the medium holds.
+    #[cold]
+    fn refused(&self) -> io::Error {
+        let (kind, what) = self.failed.clone().unwrap_or((io::ErrorKind::Other, "the device failed".to_owned()));
+        io::Error::new(kind, what)
+    }
+
+    /// Only msync fails, so whoever writes lines back need not ask.
+    #[inline]
+    fn check_usable(&self) -> io::Result<()> {
+        if self.failed.is_none() { Ok(()) } else { Err(self.refused()) }
+    }
+
+    fn mark_dirty(&mut self, at: u64, end: u64) -> io::Result<()> {
+        self.check_usable()?;
+        let (from, to) = self.dirty.unwrap_or((at, end));
+        self.dirty = Some((from.min(at), to.max(end)));
+        Ok(())
+    }
+
+    #[cold]
+    fn msync(&mut self) -> io::Result<()> {
+        self.check_usable()?;
+        let Some((from, to)) = self.dirty.take() else { return Ok(()) };
+        if let Err(error) = self.map.flush_range(from as usize, (to - from) as usize) {
+            self.failed = Some((error.kind(), format!("{}: msync: {error}", self.path.display())));
+            return Err(self.refused());
+        }
+        Ok(())
     }
 
     /// Faults in the pages of a range. Where that fails, the writes themselves do it, one page at a time.
@@ -231,7 +283,7 @@ impl MmapDevice {
 
 impl Device for MmapDevice {
     fn describe(&self) -> String {
-        "mmap on tmpfs (does not outlive the machine)".to_owned()
+        format!("mmap on tmpfs, {} (does not outlive the machine)", self.persist.flush().name())
     }
 
     fn len(&self) -> u64 {
@@ -239,6 +291,7 @@ impl Device for MmapDevice {
     }
 
     fn grow(&mut self, len: u64) -> io::Result<()> {
+        self.check_usable()?;
         if len <= self.len {
             return Ok(());
         }
@@ -267,9 +320,8 @@ impl Device for MmapDevice {
         if chunk != self.chunk && !self.prefault {
             self.enter_chunk(chunk);
         }
-        if self.persist.flush == Flush::Msync {
-            let (from, to) = self.dirty.unwrap_or((at, end));
-            self.dirty = Some((from.min(at), to.max(end)));
+        if self.persist.flush() == Flush::Msync {
+            self.mark_dirty(at, end)?;
         }
         if total <= COPIED_UPTO {
             self.write_copied(at, parts, total);
@@ -281,21 +333,23 @@ impl Device for MmapDevice {
 
     #[inline]
     fn fence(&mut self) -> io::Result<FenceId> {
-        if let Some((from, to)) = self.dirty.take() {
-            self.map.flush_range(from as usize, (to - from) as usize)?;
-        }
+        // Before msync too: what was streamed may still be on its way to the memory that msync reads.
         self.persist.fence();
+        if self.persist.flush() == Flush::Msync {
+            self.msync()?;
+        }
         self.fences += 1;
         Ok(FenceId(self.fences))
     }
 
     #[inline]
     fn fenced(&mut self) -> io::Result<FenceId> {
+        self.check_usable()?;
         Ok(FenceId(self.fences))
     }
 
     fn wait(&mut self, _fence: FenceId) -> io::Result<()> {
-        Ok(())
+        self.check_usable()
     }
 
     fn on_fenced(&mut self, _wake: Box<dyn Fn() + Send + Sync>) {
@@ -320,5 +374,39 @@ impl Device for MmapDevice {
     fn reader(&self) -> io::Result<Arc<dyn AreaReader>> {
         // The file and the mapping are the same pages, and reading the file needs no promise about who writes where.
         Ok(Arc::new(super::FileReader(Arc::new(self.file.try_clone()?))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_msync_is_final_but_for_reads() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let mapping = Mapping { limit: 1 << 20, prefault: false };
+        let mut device = MmapDevice::open_with(&folder.path().join("area"), mapping, Flush::Msync).unwrap();
+        device.grow(8192).unwrap();
+        device.write(100, &[b"durable"]).unwrap();
+        assert_eq!(device.dirty, Some((100, 107)));
+        assert_eq!(device.fence().unwrap(), FenceId(1));
+        assert_eq!(device.dirty, None);
+        device.write(200, &[b"lost"]).unwrap();
+        // No write makes this: it is what a call that the kernel turns down looks like.
+        device.dirty = Some((0, u64::MAX / 2));
+        let error = device.fence().unwrap_err();
+        assert!(error.to_string().contains("area: msync"), "{error}");
+        for refused in [
+            device.fence().map(drop),
+            device.fenced().map(drop),
+            device.wait(FenceId(1)),
+            device.write(0, &[b"x"]),
+            device.grow(16384),
+        ] {
+            assert_eq!(refused.unwrap_err().to_string(), error.to_string());
+        }
+        let mut read = [0; 7];
+        device.read(100, &mut read).unwrap();
+        assert_eq!(&read, b"durable");
     }
 }

@@ -1,8 +1,11 @@
 //! Copying bytes into mapped memory and getting them out of the caches: all the instructions that Rust cannot express.
 //!
-//! [`Persist::copy`] leaves whole lines either streamed (non-temporal) or copied and written back; what it did is durable
-//! once [`Persist::fence`] returns, on memory that is. The instruction to write back with is chosen once, at run time.
+//! [`Persist::stream`] and [`Persist::write_back`] leave whole lines either streamed (non-temporal) or copied and written back; what it did is durable
+//! once [`Persist::fence`] returns, on memory that is. The instruction to write back with is chosen once, at run time:
+//! the best that the processor has, or the one that `FLEXLOG_FLUSH` names.
 #![allow(unsafe_code)]
+
+use std::io;
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__cpuid, __cpuid_count, __m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
@@ -10,50 +13,102 @@ use std::arch::x86_64::{__cpuid, __cpuid_count, __m128i, _mm_loadu_si128, _mm_sf
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 64;
 
+/// The environment variable that names the way to write lines back, in place of the best one that the processor has.
+const VARIABLE: &str = "FLEXLOG_FLUSH";
+
 /// How lines are written back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Flush {
-    /// `clwb`: may stay in the cache.
-    #[cfg(target_arch = "x86_64")]
+pub enum Flush {
+    /// `clwb`: the line may stay in the cache.
     Clwb,
-    /// `clflushopt`: leaves the cache.
-    #[cfg(target_arch = "x86_64")]
+    /// `clflushopt`: the line leaves the cache.
     ClflushOpt,
-    /// `clflush`: leaves the cache, one after the other.
-    #[cfg(target_arch = "x86_64")]
+    /// `clflush`: lines leave the cache, one after the other.
     Clflush,
-    /// No instruction is known: the mapping's owner calls msync.
-    #[cfg_attr(target_arch = "x86_64", allow(dead_code))]
+    /// No instruction: the mapping's owner calls msync at each memory fence.
     Msync,
 }
 
-/// The ways of this machine.
+impl Flush {
+    const ALL: [Self; 4] = [Self::Clwb, Self::ClflushOpt, Self::Clflush, Self::Msync];
+
+    /// What `FLEXLOG_FLUSH` calls it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Clwb => "clwb",
+            Self::ClflushOpt => "clflushopt",
+            Self::Clflush => "clflush",
+            Self::Msync => "msync",
+        }
+    }
+
+    /// The ways of this processor, the best first. [`Flush::Msync`] is always among them.
+    #[cfg(target_arch = "x86_64")]
+    #[must_use]
+    #[allow(unused_unsafe)] // whether `__cpuid` is unsafe depends on the compiler's version
+    pub fn here() -> Vec<Self> {
+        // SAFETY: every x86_64 processor has `cpuid`; leaf 7 is asked for only where leaf 0 says that there is one.
+        let ebx = unsafe { if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).ebx } else { 0 } };
+        let mut ways = Vec::from(Self::ALL);
+        ways.retain(|way| match way {
+            Self::Clwb => ebx & 1 << 24 != 0,
+            Self::ClflushOpt => ebx & 1 << 23 != 0,
+            Self::Clflush | Self::Msync => true,
+        });
+        ways
+    }
+
+    /// The ways of this processor, the best first. [`Flush::Msync`] is always among them.
+    #[cfg(not(target_arch = "x86_64"))]
+    #[must_use]
+    pub fn here() -> Vec<Self> {
+        vec![Self::Msync]
+    }
+
+    /// The way that `FLEXLOG_FLUSH` asks for; where it is not set, the best of this processor.
+    pub(super) fn wanted() -> io::Result<Self> {
+        let asked = std::env::var_os(VARIABLE);
+        choose(asked.as_ref().map(|asked| asked.to_string_lossy()).as_deref(), &Self::here())
+    }
+}
+
+fn names(ways: &[Flush]) -> String {
+    ways.iter().map(|way| way.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// `here`: what the processor has, the best first.
+fn choose(asked: Option<&str>, here: &[Flush]) -> io::Result<Flush> {
+    let Some(asked) = asked else {
+        return Ok(here.first().copied().unwrap_or(Flush::Msync));
+    };
+    let Some(way) = Flush::ALL.into_iter().find(|way| way.name() == asked) else {
+        let what = format!("{VARIABLE} is `{asked}`, which is none of {}: correct or unset it", names(&Flush::ALL));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    };
+    if here.contains(&way) {
+        return Ok(way);
+    }
+    let what = format!("{VARIABLE} is `{asked}`, which this processor lacks: it has {}", names(here));
+    Err(io::Error::new(io::ErrorKind::Unsupported, what))
+}
+
+/// A way that this machine has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Persist {
-    pub(super) flush: Flush,
+    /// Only [`Persist::new`] makes one: an instruction that the processor lacks would kill the process.
+    flush: Flush,
 }
 
 impl Persist {
-    /// Asks the processor.
-    #[cfg(target_arch = "x86_64")]
-    #[allow(unused_unsafe)] // whether `__cpuid` is unsafe depends on the compiler's version
-    pub(super) fn detect() -> Self {
-        // SAFETY: every x86_64 processor has `cpuid`; leaf 7 is asked for only where leaf 0 says that there is one.
-        let ebx = unsafe { if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).ebx } else { 0 } };
-        let flush = if ebx & 1 << 24 != 0 {
-            Flush::Clwb
-        } else if ebx & 1 << 23 != 0 {
-            Flush::ClflushOpt
-        } else {
-            Flush::Clflush
-        };
-        Self { flush }
+    /// # Errors
+    /// `Unsupported` where the processor lacks it.
+    pub(super) fn new(flush: Flush) -> io::Result<Self> {
+        choose(Some(flush.name()), &Flush::here()).map(|flush| Self { flush })
     }
 
-    /// There is nothing to ask.
-    #[cfg(not(target_arch = "x86_64"))]
-    pub(super) fn detect() -> Self {
-        Self { flush: Flush::Msync }
+    pub(super) fn flush(self) -> Flush {
+        self.flush
     }
 
     /// Copies whole lines past the cache.
@@ -92,7 +147,7 @@ impl Persist {
             let mut line = at as usize & !(LINE - 1);
             while line < end {
                 // SAFETY: the line holds a byte that may be read, and lines do not cross pages. The instructions
-                // change no byte; the one that is used was found by `detect`.
+                // change no byte; `new` found that the processor has the one that is used.
                 unsafe {
                     match self.flush {
                         Flush::Clwb => std::arch::asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags)),
@@ -131,19 +186,53 @@ mod tests {
     struct Lines([u8; 5 * LINE]);
 
     #[test]
-    fn streams_exactly_the_lines_it_is_told() {
-        let persist = Persist::detect();
+    fn each_way_streams_exactly_the_lines_it_is_told() {
         let from: Vec<u8> = (0..4 * LINE as u32 + 1).map(|i| i as u8 | 1).collect();
-        for lines in 0..=4 {
-            let mut to = Lines([0; 5 * LINE]);
-            // SAFETY: `to` is aligned and has 5 lines, `from` has 4 behind its first byte.
-            unsafe {
-                persist.stream(to.0.as_mut_ptr(), from.as_ptr().add(1), lines);
-                persist.write_back(to.0.as_ptr(), to.0.len());
+        for flush in Flush::here() {
+            let persist = Persist::new(flush).unwrap();
+            for lines in 0..=4 {
+                let mut to = Lines([0; 5 * LINE]);
+                // SAFETY: `to` is aligned and has 5 lines, `from` has 4 behind its first byte.
+                unsafe {
+                    persist.stream(to.0.as_mut_ptr(), from.as_ptr().add(1), lines);
+                    persist.write_back(to.0.as_ptr(), to.0.len());
+                }
+                persist.fence();
+                assert_eq!(to.0[..lines * LINE], from[1..1 + lines * LINE]);
+                assert!(to.0[lines * LINE..].iter().all(|byte| *byte == 0));
             }
-            persist.fence();
-            assert_eq!(to.0[..lines * LINE], from[1..1 + lines * LINE]);
-            assert!(to.0[lines * LINE..].iter().all(|byte| *byte == 0));
+        }
+    }
+
+    #[test]
+    fn the_best_way_is_taken_unless_another_is_asked_for() {
+        assert_eq!(choose(None, &Flush::ALL).unwrap(), Flush::Clwb);
+        assert_eq!(choose(None, &[Flush::Clflush, Flush::Msync]).unwrap(), Flush::Clflush);
+        assert_eq!(choose(None, &[Flush::Msync]).unwrap(), Flush::Msync);
+        for way in Flush::ALL {
+            assert_eq!(choose(Some(way.name()), &Flush::ALL).unwrap(), way);
+        }
+    }
+
+    #[test]
+    fn a_way_that_is_unknown_or_lacking_is_refused_by_name() {
+        for unknown in ["", "CLWB", "clwb ", "fsync"] {
+            let error = choose(Some(unknown), &Flush::ALL).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            let text = error.to_string();
+            assert!(text.contains(&format!("FLEXLOG_FLUSH is `{unknown}`")) && text.contains("clflushopt"), "{text}");
+        }
+        let error = choose(Some("clwb"), &[Flush::Clflush, Flush::Msync]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+        assert_eq!(error.to_string(), "FLEXLOG_FLUSH is `clwb`, which this processor lacks: it has clflush, msync");
+    }
+
+    #[test]
+    fn a_way_that_the_processor_lacks_is_not_made() {
+        let here = Flush::here();
+        assert_eq!(here.last(), Some(&Flush::Msync));
+        for way in Flush::ALL {
+            assert_eq!(Persist::new(way).is_ok(), here.contains(&way), "{way:?}");
         }
     }
 }
