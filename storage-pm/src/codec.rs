@@ -444,7 +444,12 @@ pub(crate) struct Checkpoint {
 impl Checkpoint {
     pub(crate) fn put(&self, into: &mut Vec<u8>) {
         into.extend_from_slice(&self.upto.0.to_le_bytes());
-        let counts = [self.live.len() as u32, self.staged.len() as u32, u32::from(self.fence.is_some()), self.trims.len() as u32];
+        let counts = [
+            self.live.len() as u32,
+            self.staged.len() as u32,
+            u32::from(self.fence.is_some()),
+            self.trims.len() as u32,
+        ];
         counts.iter().for_each(|word| into.extend_from_slice(&word.to_le_bytes()));
         match &self.fence {
             Some(fence) => put_fence(into, fence),
@@ -478,14 +483,7 @@ impl Checkpoint {
         let trims: Vec<_> = (0..trims).map(|_| Some((cursor.color()?, cursor.number()?))).collect::<Option<_>>()?;
         let state = bytes.slice(bytes.len() - cursor.0.len()..);
         let sound = live.is_sorted_by(|a, b| a.generation < b.generation) && trims.is_sorted_by(|a, b| a.0 < b.0);
-        sound.then_some(Self {
-            upto,
-            fence: (has_fence == 1).then_some(fence),
-            live,
-            staged,
-            trims,
-            state,
-        })
+        sound.then_some(Self { upto, fence: (has_fence == 1).then_some(fence), live, staged, trims, state })
     }
 }
 

@@ -145,16 +145,35 @@ pub(crate) fn finish_head(
     head[..8].copy_from_slice(&(u64::from(body_len) << 32 | kind as u64).to_le_bytes());
     head[8..16].copy_from_slice(&u64::from(place.generation).to_le_bytes());
     head[FENCED_AT..ENTRY_HEADER].copy_from_slice(&fenced.to_raw().to_le_bytes());
+    #[cfg(test)]
+    if crate::planted::is(crate::planted::Bug::ChecksumWithoutLength) {
+        let crc = planted_crc(head, covered, seed);
+        head[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+        return;
+    }
     let crc = crc32c_append(seed, &head[..covered]);
     head[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
 }
 
 /// The checksum that the first `covered` bytes of `entry` should have.
 pub(crate) fn entry_crc(entry: &[u8], covered: usize, seed: u32) -> u32 {
+    #[cfg(test)]
+    if crate::planted::is(crate::planted::Bug::ChecksumWithoutLength) {
+        return planted_crc(entry, covered, seed);
+    }
     let mut header = [0; ENTRY_HEADER];
     header.copy_from_slice(&entry[..ENTRY_HEADER]);
     header[CRC_AT..CRC_AT + 4].fill(0);
     crc32c_append(crc32c_append(seed, &header), &entry[ENTRY_HEADER..covered])
+}
+
+/// A checksum that leaves out the length and all but 16 bytes of the body.
+#[cfg(test)]
+fn planted_crc(entry: &[u8], covered: usize, seed: u32) -> u32 {
+    let mut head = entry[..covered.min(ENTRY_HEADER + 16)].to_vec();
+    head[4..8].fill(0);
+    head[CRC_AT..CRC_AT + 4].fill(0);
+    crc32c_append(seed, &head)
 }
 
 #[cfg(test)]

@@ -6,7 +6,15 @@
 //! written that includes all that was fenced, with nothing torn and nothing invented (I10); bytes that were durable and
 //! are damaged are reported, not skipped.
 
+#[cfg(test)]
+extern crate self as flexlog_storage_pm;
+
 mod codec;
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod common;
+#[cfg(test)]
+mod crash;
 pub mod device;
 #[cfg(test)]
 mod fuzz;
@@ -14,6 +22,8 @@ mod index;
 mod layout;
 mod log;
 mod open;
+#[cfg(test)]
+mod planted;
 mod recover;
 mod segments;
 pub mod ssd;

@@ -177,8 +177,10 @@ impl Segments {
             segment.used == Use::Live && segment.generation < fenced.generation && !segment.own.is_empty()
         };
         let list = self.list.iter().enumerate().filter(|(slot, _)| *slot != head).filter(sealed);
-        let mut slots: Vec<usize> =
-            list.filter(|(_, segment)| !segment.moving && !segment.stuck && segment.numbered <= upto).map(|(slot, _)| slot).collect();
+        let mut slots: Vec<usize> = list
+            .filter(|(_, segment)| !segment.moving && !segment.stuck && segment.numbered <= upto)
+            .map(|(slot, _)| slot)
+            .collect();
         slots.sort_unstable_by_key(|slot| self.list[*slot].generation);
         slots
     }
@@ -246,10 +248,7 @@ mod tests {
         }
         segments.get_mut(2).lsn = Lsn(9);
         let spans: Vec<_> = segments.get(1).own.iter().collect();
-        assert_eq!(
-            spans,
-            [(Color(2), Span { low: n(6), high: n(7) }), (Color(1), Span { low: n(2), high: n(5) })]
-        );
+        assert_eq!(spans, [(Color(2), Span { low: n(6), high: n(7) }), (Color(1), Span { low: n(2), high: n(5) })]);
         let with = |lsn, one, two| {
             let trims = [n(0), n(one), n(two)];
             let here = move |color: Color, span: Span| span.high > trims[color.0 as usize];
@@ -273,7 +272,8 @@ mod tests {
             segments.get_mut(*slot).own.add(Color(1), Span { low: n(1), high: n(2) });
             segments.get_mut(*slot).numbered = Lsn(7);
         }
-        let with = |segments: &Segments, generation, upto| segments.movable(slots[3], Place::new(generation, 8), Lsn(upto));
+        let with =
+            |segments: &Segments, generation, upto| segments.movable(slots[3], Place::new(generation, 8), Lsn(upto));
         assert_eq!(with(&segments, 5, 7), [2, 1, 0], "in the order of the log, without the head");
         assert_eq!(with(&segments, 4, 7), [2, 1]);
         assert!(with(&segments, 5, 6).is_empty());

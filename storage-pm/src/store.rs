@@ -140,6 +140,13 @@ impl<D: Device> Store<D> {
         &self.log.device
     }
 
+    #[cfg(test)]
+    pub(crate) fn plant(&self, bug: Option<crate::ssd::PlantedBug>) {
+        if let Some(tiers) = &self.tiers {
+            tiers.tier.plant(bug);
+        }
+    }
+
     /// Free segments that staging must leave: for the numbers of all that is staged, and for checkpoints.
     #[inline]
     fn reserve(&self) -> usize {
@@ -650,8 +657,7 @@ impl<D: Device> LogStore for Store<D> {
 
     fn pressed(&self) -> bool {
         let Some(tiers) = &self.tiers else { return false };
-        self.log.available() <= self.reserve() + 1
-            && (tiers.moving() || self.wanted || self.log.segments.leaving() > 0)
+        self.log.available() <= self.reserve() + 1 && (tiers.moving() || self.wanted || self.log.segments.leaving() > 0)
     }
 
     #[inline]

@@ -97,13 +97,9 @@ pub(crate) struct Batch {
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// All is in a file that the manifest names, but for what is in the segments of these slots.
-    Moved {
-        left: Vec<usize>,
-    },
+    Moved { left: Vec<usize> },
     /// Space was given back.
-    Reclaimed {
-        bytes: u64,
-    },
+    Reclaimed { bytes: u64 },
     /// The SSD has no room.
     Full(String),
     /// The SSD broke.
@@ -353,7 +349,10 @@ fn read_segments(
         let slot = ((moved.loc.entry() - HEAD_BYTES) / segment_bytes) as usize;
         if segments.contains_key(&slot) && !is_good(find(&segments, segment_bytes, moved)) {
             let Moved { color, number, .. } = moved;
-            tracing::error!(slot, "the record {color}/{number} is damaged: the records of its segment stay in the area");
+            tracing::error!(
+                slot,
+                "the record {color}/{number} is damaged: the records of its segment stay in the area"
+            );
             segments.remove(&slot);
             left.push(slot);
         }
@@ -395,7 +394,9 @@ impl SsdError {
     /// As the answer to a read of `color` that got to `number`.
     fn into_read(self, color: Color, number: SeqNum) -> ReadError {
         match self {
-            Self::Damaged { file, offset, color, number } => ReadError::Damaged { what: file, color, number, at: offset },
+            Self::Damaged { file, offset, color, number } => {
+                ReadError::Damaged { what: file, color, number, at: offset }
+            }
             other => {
                 let what = "the SSD files".to_owned();
                 ReadError::Io { what, color, number, source: io::Error::other(other.to_string()) }

@@ -23,6 +23,9 @@ impl SplitMix {
     }
 }
 
+/// Bytes of a line.
+const LINE: u64 = 64;
+
 /// When fences are done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Fences {
@@ -54,6 +57,7 @@ struct State {
     break_at_write: Option<u64>,
     write_count: u64,
     wake: Option<Wake>,
+    step: Option<Wake>,
 }
 
 /// The medium. Clones are the same medium.
@@ -164,6 +168,49 @@ impl SimMedia {
         Self::of(kept, state.limit)
     }
 
+    /// The lines of 64 bytes that have something which no done fence covers, in order.
+    #[must_use]
+    pub fn lines(&self) -> Vec<u64> {
+        let state = self.state();
+        let lines = |(_, at, bytes): &(_, u64, Vec<u8>)| at / LINE..(at + bytes.len() as u64).div_ceil(LINE);
+        let lines: std::collections::BTreeSet<u64> = state.writes.iter().flat_map(lines).collect();
+        lines.into_iter().collect()
+    }
+
+    /// A new medium that holds what a power cut now leaves if it keeps those of [`SimMedia::lines`] whose bit is set, the
+    /// lowest 64, as a reader sees them; and the others as the last done fence left them.
+    #[must_use]
+    pub fn crash_with(&self, choice: u64) -> Self {
+        let lines = self.lines();
+        let state = self.state();
+        let mut kept = state.kept.clone();
+        kept.resize(state.seen.len(), 0);
+        for (_, line) in lines.iter().enumerate().filter(|(bit, _)| *bit < 64 && choice >> bit & 1 == 1) {
+            let (from, to) = ((line * LINE) as usize, (((line + 1) * LINE) as usize).min(kept.len()));
+            kept[from..to].copy_from_slice(&state.seen[from..to]);
+        }
+        Self::of(kept, state.limit)
+    }
+
+    /// The medium as it is, what is not fenced included, and apart from this one from now on.
+    #[must_use]
+    pub fn snapshot(&self) -> Self {
+        let state = State { step: None, wake: None, ..self.state().clone() };
+        Self(Arc::new(Mutex::new(state)))
+    }
+
+    /// Has `step` called after each write, fence and growth.
+    pub fn on_step(&self, step: Box<dyn Fn() + Send + Sync>) {
+        self.state().step = Some(step.into());
+    }
+
+    fn stepped(&self) {
+        let step = self.state().step.clone();
+        if let Some(step) = step {
+            step();
+        }
+    }
+
     /// A new medium that holds what the next reader of this one would see: the process died, the machine did not.
     #[must_use]
     pub fn copy(&self) -> Self {
@@ -221,16 +268,8 @@ fn beyond(at: u64, len: usize, end: usize) -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, format!("{len} bytes at {at} are beyond the {end} of the medium"))
 }
 
-impl Device for SimDevice {
-    fn describe(&self) -> String {
-        "simulated (memory of this process)".to_owned()
-    }
-
-    fn len(&self) -> u64 {
-        self.0.state().seen.len() as u64
-    }
-
-    fn grow(&mut self, len: u64) -> io::Result<()> {
+impl SimDevice {
+    fn do_grow(&mut self, len: u64) -> io::Result<()> {
         let mut state = self.0.state();
         if state.broken {
             return Err(broken());
@@ -244,7 +283,7 @@ impl Device for SimDevice {
         Ok(())
     }
 
-    fn write(&mut self, at: u64, parts: &[&[u8]]) -> io::Result<()> {
+    fn do_write(&mut self, at: u64, parts: &[&[u8]]) -> io::Result<()> {
         let mut state = self.0.state();
         state.write_count += 1;
         state.broken |= state.break_at_write.is_some_and(|n| state.write_count >= n);
@@ -259,7 +298,7 @@ impl Device for SimDevice {
         Ok(())
     }
 
-    fn fence(&mut self) -> io::Result<FenceId> {
+    fn do_fence(&mut self) -> io::Result<FenceId> {
         let mut state = self.0.state();
         let fence = state.started + 1;
         state.broken |= state.break_at_fence.is_some_and(|n| fence >= n);
@@ -279,6 +318,28 @@ impl Device for SimDevice {
             state.settle(fence);
         }
         Ok(FenceId(fence))
+    }
+}
+
+impl Device for SimDevice {
+    fn describe(&self) -> String {
+        "simulated (memory of this process)".to_owned()
+    }
+
+    fn len(&self) -> u64 {
+        self.0.state().seen.len() as u64
+    }
+
+    fn grow(&mut self, len: u64) -> io::Result<()> {
+        self.do_grow(len).inspect(|()| self.0.stepped())
+    }
+
+    fn write(&mut self, at: u64, parts: &[&[u8]]) -> io::Result<()> {
+        self.do_write(at, parts).inspect(|()| self.0.stepped())
+    }
+
+    fn fence(&mut self) -> io::Result<FenceId> {
+        self.do_fence().inspect(|_| self.0.stepped())
     }
 
     fn fenced(&mut self) -> io::Result<FenceId> {

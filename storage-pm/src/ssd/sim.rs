@@ -240,6 +240,15 @@ impl SimFolder {
         self.0.lock().image(next, file)
     }
 
+    /// The folder as it is, what is not synced included, and apart from this one from now on.
+    #[must_use]
+    pub fn snapshot(&self) -> Self {
+        let mut state = State { step: None, ..self.0.lock().clone() };
+        // Whoever has a file of the other one open has none of this one's.
+        state.inodes.values_mut().for_each(|inode| inode.handle = Arc::new(()));
+        Self(Arc::new(Mutex::new(state)))
+    }
+
     /// What the next process sees: this one died, the machine did not.
     #[must_use]
     pub fn copy(&self) -> Self {

@@ -12,7 +12,7 @@ use flexlog_protocol::media::{FenceId, LogStore, Recovered, StoreError};
 use flexlog_protocol::peer::Staged;
 use flexlog_protocol::{
     Append, Assign, Body, ClusterId, Color, Entry, Epoch, Incarnation, Lsn, Position, Record, ReplicaId, SeqNum,
-    SessionId, ShardId, StoreId, Tag, Time, Token,
+    SessionId, ShardId, StoreId, Tag, Time, Token, View, ViewNumber,
 };
 use flexlog_storage_pm::device::{Fences, SimDevice, SimMedia, SplitMix};
 use flexlog_storage_pm::ssd::SimFolder;
@@ -146,6 +146,74 @@ impl Expected {
             Some((what, _)) => Err(format!("{what} differ: expected {self:?}, found {recovered:?}")),
         }
     }
+}
+
+/// Opens what a crash left. Gives the store, what it recovered, and which prefix of `writes` that is: one that has the
+/// first `fenced` at least.
+pub fn recover(
+    media: &SimMedia,
+    folder: Option<&SimFolder>,
+    options: Options,
+    writes: &[Write],
+    fenced: usize,
+) -> Result<(Store<SimDevice>, Recovered, usize), String> {
+    let (store, recovered) = World::open(media, folder, options).map_err(|error| error.to_string())?;
+    let mut why = String::new();
+    let prefix = (fenced..=writes.len()).rev().find(|len| {
+        let matched = Expected::after(&writes[..*len]).matches(&recovered);
+        matched.map_err(|error| why = error).is_ok()
+    });
+    match prefix {
+        Some(prefix) => Ok((store, recovered, prefix)),
+        None => Err(format!("no prefix of {fenced} to {} writes is there; the shortest: {why}", writes.len())),
+    }
+}
+
+/// Whether a store holds what it must and nothing else. `trimmed_may_be_there`: the replica
+/// has not told it the trim points yet.
+pub fn check(
+    store: &Store<SimDevice>,
+    expected: &Expected,
+    tiered: bool,
+    trimmed_may_be_there: bool,
+) -> Result<(), String> {
+    let mut count = 0;
+    for color in 1..=3 {
+        let mut found = Vec::new();
+        let read = store.read_through(Color(color), SeqNum::MIN, SeqNum::MAX, usize::MAX, usize::MAX, &mut found);
+        read.map_err(|error| error.to_string())?;
+        count += found.len() as u64;
+        let numbers: BTreeSet<SeqNum> = found.iter().map(|(number, _)| *number).collect();
+        if !found.is_sorted_by(|a, b| a.0 < b.0) {
+            return Err("numbers are not in order".to_owned());
+        }
+        for (number, record) in &found {
+            if expected.records.get(&(Color(color), *number)) != Some(record) {
+                return Err(format!("{color}/{number} is {record:?}"));
+            }
+            if !trimmed_may_be_there && expected.trimmed(Color(color), *number) {
+                return Err(format!("{color}/{number} is trimmed and there"));
+            }
+        }
+        for (c, number) in expected.records.keys() {
+            if c.0 == color && !expected.trimmed(*c, *number) && !numbers.contains(number) {
+                return Err(format!("{color}/{number} is lost"));
+            }
+        }
+    }
+    let usage = store.usage();
+    // What was trimmed may be on SSD for a while, and what moved may be in the area too.
+    let counted = if tiered { usage.records + usage.ssd_records >= count } else { usage.records == count };
+    if !counted {
+        return Err(format!("{} records are counted, {count} are there", usage.records));
+    }
+    for staged in expected.staged.iter().filter(|staged| !expected.dropped.contains(&staged.token)) {
+        match store.read_staged(staged.token).map_err(|error| error.to_string())? {
+            Some(append) if append.digest() == staged.digest => {}
+            other => return Err(format!("{} is {other:?}", staged.token)),
+        }
+    }
+    Ok(())
 }
 
 pub struct World {
@@ -418,20 +486,7 @@ impl World {
 
     fn reopen(&mut self, media: SimMedia, folder: Option<SimFolder>, fences: Fences) -> Result<(), String> {
         media.set_fences(fences);
-        let opened = Self::open(&media, folder.as_ref(), self.options);
-        let (store, recovered) = opened.map_err(|error| error.to_string())?;
-        let mut why = String::new();
-        let prefix = (self.fenced..=self.writes.len()).rev().find(|len| {
-            let matched = Expected::after(&self.writes[..*len]).matches(&recovered);
-            matched.map_err(|error| why = error).is_ok()
-        });
-        let Some(prefix) = prefix else {
-            return Err(format!(
-                "no prefix of {} to {} writes is there; the shortest: {why}",
-                self.fenced,
-                self.writes.len()
-            ));
-        };
+        let (store, recovered, prefix) = recover(&media, folder.as_ref(), self.options, &self.writes, self.fenced)?;
         self.writes.truncate(prefix);
         self.fenced = prefix;
         self.under_way = None;
@@ -445,7 +500,7 @@ impl World {
         self.epoch += 1;
         self.next.clear();
         // Before the replica has told the trim points again, old numbers may be there, but not wrong ones.
-        self.check(&expected, true)?;
+        check(&self.store, &expected, self.folder.is_some(), true)?;
         for (color, upto) in &expected.trims {
             self.store.trim(*color, *upto);
         }
@@ -454,45 +509,82 @@ impl World {
     }
 
     pub fn check_now(&self) -> Result<(), String> {
-        self.check(&Expected::after(&self.writes), false)
+        check(&self.store, &Expected::after(&self.writes), self.folder.is_some(), false)
     }
 
-    fn check(&self, expected: &Expected, trimmed_may_be_there: bool) -> Result<(), String> {
-        let mut count = 0;
-        for color in 1..=3 {
-            let found = read_all(&self.store, color);
-            count += found.len() as u64;
-            let numbers: BTreeSet<SeqNum> = found.iter().map(|(number, _)| *number).collect();
-            if !found.is_sorted_by(|a, b| a.0 < b.0) {
-                return Err("numbers are not in order".to_owned());
-            }
-            for (number, record) in &found {
-                if expected.records.get(&(Color(color), *number)) != Some(record) {
-                    return Err(format!("{color}/{number} is {record:?}"));
-                }
-                if !trimmed_may_be_there && expected.trimmed(Color(color), *number) {
-                    return Err(format!("{color}/{number} is trimmed and there"));
-                }
-            }
-            for (c, number) in expected.records.keys() {
-                if c.0 == color && !expected.trimmed(*c, *number) && !numbers.contains(number) {
-                    return Err(format!("{color}/{number} is lost"));
-                }
-            }
+    /// A world that goes on from what a crash left, which must hold the first `fenced` of `writes`.
+    pub fn resume(
+        seed: u64,
+        media: SimMedia,
+        folder: SimFolder,
+        options: Options,
+        writes: &[Write],
+        fenced: usize,
+    ) -> Result<Self, String> {
+        let blank = SimMedia::new(options.limit_bytes + (1 << 20));
+        let (store, _) = open(&blank, options).map_err(|error| error.to_string())?;
+        let next_seq = |seq: u64, write: &Write| match write {
+            Write::Staged(append) => seq.max(append.token().seq),
+            _ => seq,
+        };
+        let mut world = Self {
+            media: blank,
+            folder: None,
+            now: Time(0),
+            options,
+            store,
+            writes: writes.to_vec(),
+            fenced,
+            under_way: None,
+            draw: SplitMix(seed),
+            seq: writes.iter().fold(0, next_seq),
+            lsn: Lsn(0),
+            committed: Lsn(0),
+            next: BTreeMap::new(),
+            epoch: 100,
+            full: 0,
+            freed: 0,
+            moved: 0,
+        };
+        world.reopen(media, Some(folder), Fences::AtOnce)?;
+        Ok(world)
+    }
+
+    /// Stages records of these lengths.
+    pub fn stage_exactly(&mut self, color: u64, lens: &[usize]) -> Result<bool, String> {
+        self.seq += 1;
+        let seq = self.seq;
+        let payloads: Vec<Vec<u8>> = lens.iter().map(|len| vec![seq as u8 | 1; *len]).collect();
+        let append = append(seq, color, &payloads);
+        let result = self.store.stage(&append);
+        self.did(result, Write::Staged(append))
+    }
+
+    /// Gives numbers to all that is staged.
+    pub fn assign_all(&mut self) -> Result<(), String> {
+        let (mut assigns, mut next) = (Vec::new(), self.next.clone());
+        for Staged { token, color, records, .. } in self.staged() {
+            let first = *next.entry(color.0).or_insert(SeqNum::first_of(Epoch(self.epoch)));
+            next.insert(color.0, first.plus(records).unwrap());
+            push_assign(&mut assigns, Assign::one(token, color, first, records));
         }
-        let usage = self.store.usage();
-        // What was trimmed may be on SSD for a while, and what moved may be in the area too.
-        let counted = if self.folder.is_none() { usage.records == count } else { usage.records + usage.ssd_records >= count };
-        if !counted {
-            return Err(format!("{} records are counted, {count} are there", usage.records));
-        }
-        for staged in self.staged() {
-            match self.store.read_staged(staged.token).map_err(|error| error.to_string())? {
-                Some(append) if append.digest() == staged.digest => {}
-                other => return Err(format!("{} is {other:?}", staged.token)),
-            }
+        if !assigns.is_empty() && self.put(Body::Assign(assigns))? {
+            self.next = next;
         }
         Ok(())
+    }
+
+    pub fn new_view(&mut self) -> Result<(), String> {
+        let view = View { number: ViewNumber(self.lsn.0 as u32 + 2), members: vec![ReplicaId(1), ReplicaId(2)] };
+        self.put(Body::NewView(view)).map(|_| ())
+    }
+
+    /// A checkpoint that covers everything, and a fence for it.
+    pub fn checkpoint_all(&mut self) -> Result<(), String> {
+        self.fence()?;
+        self.finish_fence();
+        self.committed = self.lsn;
+        self.checkpoint()
     }
 
     /// One step of a random walk.

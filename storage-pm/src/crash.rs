@@ -1,0 +1,331 @@
+//! Every crash of every short workload: at each write, fence and file operation, what power cuts can leave is made and
+//! opened, and must be what the model says (I10).
+//!
+//! A workload is up to three operations on a small store that has sealed segments. Images of its media are taken after
+//! every step. Of each image all subsets of the lines, pages and names that are not durable are tried where there are at
+//! most ten such choices, else a sample of them, torn ones within lines among them. Some of what recovers is crashed again
+//! while it recovers; some goes on with another append and is crashed behind that.
+
+use std::io::Write as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::Options;
+use crate::common::{World, Write, options, recover};
+use crate::device::{Fences, SimMedia, SplitMix};
+use crate::planted::{self, Bug};
+use crate::ssd::{PlantedBug, SimFolder};
+
+/// One operation of a workload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Op {
+    Append,
+    Batch,
+    Assign,
+    Trim,
+    Hole,
+    Seal,
+    NewView,
+    Checkpoint,
+    Move,
+}
+
+const OPS: [Op; 9] =
+    [Op::Append, Op::Batch, Op::Assign, Op::Trim, Op::Hole, Op::Seal, Op::NewView, Op::Checkpoint, Op::Move];
+
+/// Choices up to which all subsets are tried.
+const ALL_UPTO: usize = 10;
+/// Images tried where there are more.
+const SAMPLED: u64 = 48;
+
+/// A mistake of the driver or of the media, planted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Planted {
+    /// The medium's fences do nothing.
+    MissingFence,
+    /// What was written counts as durable when its fence is asked for, not when it is done.
+    ReportBeforeFence,
+    ManifestBeforeData,
+    Store(Bug),
+}
+
+/// The media at some step, and how many writes were reported durable then.
+struct Shot {
+    media: SimMedia,
+    folder: SimFolder,
+    fenced: usize,
+}
+
+/// Takes a shot at every step of a world.
+#[derive(Clone, Default)]
+struct Camera {
+    shots: Arc<Mutex<Vec<Shot>>>,
+    fenced: Arc<AtomicUsize>,
+}
+
+impl Camera {
+    fn watch(&self, media: &SimMedia, folder: &SimFolder) {
+        let take = |camera: Self, media: SimMedia, folder: SimFolder| move || camera.take(&media, &folder);
+        media.on_step(Box::new(take(self.clone(), media.clone(), folder.clone())));
+        folder.on_step(Box::new(take(self.clone(), media.clone(), folder.clone())));
+    }
+
+    fn take(&self, media: &SimMedia, folder: &SimFolder) {
+        let fenced = self.fenced.load(Ordering::Relaxed);
+        let shot = Shot { media: media.snapshot(), folder: folder.snapshot(), fenced };
+        self.shots.lock().unwrap().push(shot);
+    }
+
+    fn roll(&self) -> Vec<Shot> {
+        std::mem::take(&mut self.shots.lock().unwrap())
+    }
+}
+
+/// What was tried.
+#[derive(Clone, Copy, Default, Debug)]
+struct Tried {
+    workloads: u64,
+    steps: u64,
+    states: u64,
+    again: u64,
+}
+
+impl std::ops::AddAssign for Tried {
+    fn add_assign(&mut self, other: Self) {
+        self.workloads += other.workloads;
+        self.steps += other.steps;
+        self.states += other.states;
+        self.again += other.again;
+    }
+}
+
+struct Run {
+    world: World,
+    folder: SimFolder,
+    camera: Camera,
+    draw: SplitMix,
+    planted: Option<Planted>,
+    tried: Tried,
+}
+
+impl Run {
+    /// A store with two sealed segments and more, all durable. `offset`: by how much the log is moved on, so that entries
+    /// meet the end of a segment at different places.
+    fn new(seed: u64, offset: usize, planted: Option<Planted>) -> Result<Self, String> {
+        let options = Options { high_mark: 1, ..options(4096, 10) };
+        let mut world = World::tiered(seed, options);
+        for i in 0..5 {
+            world.stage_exactly(1 + i % 2, &[900 + offset])?;
+            world.stage_exactly(1, &[700])?;
+            world.assign_all()?;
+        }
+        world.stage_exactly(3, &[offset])?;
+        world.fence()?;
+        world.finish_fence();
+        let folder = world.folder.clone().ok_or("a tiered world has a folder")?;
+        if planted == Some(Planted::MissingFence) {
+            world.media.set_fences(Fences::Lying);
+        }
+        let camera = Camera::default();
+        camera.watch(&world.media, &folder);
+        camera.fenced.store(world.fenced, Ordering::Relaxed);
+        Ok(Self { world, folder, camera, draw: SplitMix(seed), planted, tried: Tried::default() })
+    }
+
+    fn fence(&mut self) -> Result<(), String> {
+        if self.planted == Some(Planted::ReportBeforeFence) {
+            self.camera.fenced.store(self.world.writes.len(), Ordering::Relaxed);
+            self.camera.take(&self.world.media, &self.folder);
+        }
+        self.world.fence()?;
+        self.world.finish_fence();
+        self.camera.fenced.store(self.world.fenced, Ordering::Relaxed);
+        self.camera.take(&self.world.media, &self.folder);
+        Ok(())
+    }
+
+    fn op(&mut self, op: Op) -> Result<(), String> {
+        match op {
+            Op::Append => self.world.stage_exactly(1, &[100]).map(|_| ()),
+            Op::Batch => self.world.stage_exactly(2, &[0, 40, 7]).map(|_| ()),
+            Op::Assign => self.world.assign_all(),
+            Op::Trim => self.world.trim(1, 60),
+            Op::Hole => self.world.hole(),
+            Op::Seal => self.world.seal(),
+            Op::NewView => self.world.new_view(),
+            Op::Checkpoint => self.world.checkpoint(),
+            Op::Move => {
+                self.world.checkpoint_all()?;
+                self.camera.fenced.store(self.world.fenced, Ordering::Relaxed);
+                self.world.work()
+            }
+        }
+    }
+
+    /// Runs a workload with a fence after each operation, or one at the end; tries all its crashes.
+    fn workload(&mut self, ops: &[Op], each: bool) -> Result<(), String> {
+        self.tried.workloads += 1;
+        for (at, op) in ops.iter().enumerate() {
+            self.op(*op)?;
+            if each || at + 1 == ops.len() {
+                self.fence()?;
+            }
+            let writes = self.world.writes.clone();
+            for shot in self.camera.roll() {
+                self.tried.steps += 1;
+                self.crashes(&shot, &writes).map_err(|error| format!("{ops:?}, operation {at}: {error}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn crashes(&mut self, shot: &Shot, writes: &[Write]) -> Result<(), String> {
+        let lines = shot.media.lines().len();
+        let choices = lines + shot.folder.atoms();
+        if choices <= ALL_UPTO {
+            for choice in 0..1_u64 << choices {
+                let media = shot.media.crash_with(choice & ((1 << lines) - 1));
+                self.image(media, shot.folder.crash_with(choice >> lines), writes, shot.fenced)?;
+            }
+        }
+        let sampled = if choices > ALL_UPTO { SAMPLED } else { choices.min(2) as u64 };
+        for _ in 0..sampled {
+            let seed = self.draw.draw();
+            self.image(shot.media.crash(seed), shot.folder.crash(seed >> 7), writes, shot.fenced)?;
+        }
+        Ok(())
+    }
+
+    /// Opens an image, and now and then crashes it again.
+    fn image(&mut self, media: SimMedia, folder: SimFolder, writes: &[Write], fenced: usize) -> Result<(), String> {
+        self.tried.states += 1;
+        let again = self.draw.draw() % 8 == 0;
+        if !again {
+            let world = World::resume(1, media, folder, self.world.options, writes, fenced)?;
+            drop(world);
+            return Ok(());
+        }
+        let camera = Camera::default();
+        camera.watch(&media, &folder);
+        let (store, _, prefix) = recover(&media, Some(&folder), self.world.options, writes, fenced)?;
+        drop(store);
+        let mut shots = camera.roll();
+        // What recovery has told is told for good.
+        camera.fenced.store(prefix, Ordering::Relaxed);
+        camera.take(&media, &folder);
+        shots.extend(camera.roll());
+        for _ in 0..3 {
+            self.tried.states += 1;
+            self.tried.again += 1;
+            let shot = &shots[(self.draw.draw() % shots.len() as u64) as usize];
+            let seed = self.draw.draw();
+            let writes = &writes[..if shot.fenced == prefix { prefix } else { writes.len() }];
+            let fenced = if shot.fenced == prefix { prefix } else { fenced };
+            let (media, folder) = (shot.media.crash(seed), shot.folder.crash(seed >> 7));
+            let mut world = World::resume(seed, media, folder, self.world.options, writes, fenced)
+                .map_err(|error| format!("crashed again while it recovered: {error}"))?;
+            // And on from there.
+            let on = |world: &mut World| {
+                world.stage_exactly(1, &[(seed % 300) as usize])?;
+                world.assign_all()?;
+                world.fence()?;
+                world.finish_fence();
+                world.stage_exactly(2, &[(seed % 50) as usize])?;
+                world.crash(Fences::AtOnce)?;
+                world.stage_exactly(3, &[(seed % 70) as usize])?;
+                world.assign_all()?;
+                world.fence()?;
+                world.finish_fence();
+                world.crash(Fences::AtOnce)
+            };
+            on(&mut world).map_err(|error| format!("gone on after two crashes: {error}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// All workloads of up to `most` operations, one after the other.
+fn workloads(most: u32) -> Vec<Vec<Op>> {
+    let of = |len: u32| {
+        (0..OPS.len().pow(len)).map(move |nth| (0..len).map(|at| OPS[nth / OPS.len().pow(at) % OPS.len()]).collect())
+    };
+    (1..=most).flat_map(of).collect()
+}
+
+fn try_one(nth: usize, ops: &[Op], planted: Option<Planted>) -> Result<Tried, String> {
+    let mut run = Run::new(nth as u64, nth * 40 % 440, planted)?;
+    if let Some(Planted::Store(bug)) = planted {
+        planted::plant(Some(bug));
+    }
+    if planted == Some(Planted::ManifestBeforeData) {
+        run.world.store.plant(Some(PlantedBug::ManifestBeforeData));
+    }
+    let done = run.workload(ops, nth % 3 != 0);
+    planted::plant(None);
+    done.map(|()| run.tried)
+}
+
+#[test]
+fn every_crash_of_every_short_workload_leaves_what_was_reported() {
+    let workloads = workloads(3);
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut tried = Tried::default();
+        loop {
+            let nth = next.fetch_add(1, Ordering::Relaxed);
+            let Some(ops) = workloads.get(nth) else { return Ok(tried) };
+            tried += try_one(nth, ops, None).map_err(|error| format!("workload {nth}: {error}"))?;
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(2, usize::from);
+    let results: Vec<Result<Tried, String>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let mut tried = Tried::default();
+    for result in results {
+        match result {
+            Ok(more) => tried += more,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let Tried { workloads, steps, states, again } = tried;
+    // Past the test harness, which keeps what tests print to itself.
+    let said =
+        format!("crash enumeration: {workloads} workloads, {steps} steps, {states} states, {again} of them twice\n");
+    std::io::stderr().write_all(said.as_bytes()).unwrap();
+    assert!(states > 200_000, "{states} states are too few");
+}
+
+/// How many of the first workloads show the mistake; it must be some.
+fn caught(planted: Planted) {
+    let workloads = workloads(2);
+    let failed = |(nth, ops): (usize, &Vec<Op>)| try_one(nth, ops, Some(planted)).err();
+    let first = workloads.iter().enumerate().find_map(failed);
+    assert!(first.is_some(), "{planted:?} was not noticed in {} workloads", workloads.len());
+}
+
+#[test]
+fn a_missing_fence_is_caught() {
+    caught(Planted::MissingFence);
+}
+
+#[test]
+fn a_report_before_the_fence_is_caught() {
+    caught(Planted::ReportBeforeFence);
+}
+
+#[test]
+fn a_checksum_that_does_not_cover_the_length_is_caught() {
+    caught(Planted::Store(Bug::ChecksumWithoutLength));
+}
+
+#[test]
+fn a_generation_that_is_used_again_is_caught() {
+    caught(Planted::Store(Bug::GenerationReuse));
+}
+
+#[test]
+fn a_manifest_before_its_data_is_caught() {
+    caught(Planted::ManifestBeforeData);
+}
