@@ -4,7 +4,7 @@
 //! are in [`device`]. A store is opened through [`Closed`], [`Intended`] and [`Advanced`], one type a step, because each
 //! opening is agreed with the metadata store. What the store promises: after a crash it holds a prefix of what was
 //! written that includes all that was fenced, with nothing torn and nothing invented (I10); bytes that were durable and
-//! are damaged are reported, not skipped.
+//! are damaged are reported, not skipped. What is moved out of the area to make room is in [`ssd`].
 
 #[cfg(test)]
 extern crate self as flexlog_storage_pm;

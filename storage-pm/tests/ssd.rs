@@ -180,7 +180,7 @@ fn where_there_are_no_holes_files_still_go_as_a_whole() {
     let reclaimed = tier.trim(&|color| (color == Color(1)).then_some(n(4999))).unwrap();
     assert!(reclaimed.files == 1 && reclaimed.bytes > 5000 * 30);
     assert_eq!((tier.highest(Color(1)), tier.highest(Color(2))), (None, Some(n(9))));
-    assert_eq!(folder.list().unwrap(), ["0000000002.ssd", "manifest"]);
+    assert_eq!(folder.list().unwrap(), ["0000000002.ssd", "manifest", "spare"]);
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn a_full_disk_takes_nothing_until_trim_made_room() {
     for _ in 0..3 {
         let full = add(&tier, &part(3), 3).unwrap_err();
         assert!(matches!(full, SsdError::Full { .. }), "{full}");
-        assert_eq!(folder.list().unwrap(), ["0000000001.ssd", "0000000002.ssd", "manifest"]);
+        assert_eq!(folder.list().unwrap(), ["0000000001.ssd", "0000000002.ssd", "manifest", "spare"]);
     }
     assert_eq!((tier.files().len(), tier.highest(Color(3))), (2, None));
     let reclaimed = tier.trim(&|color| (color == Color(1)).then_some(n(29))).unwrap();
@@ -212,6 +212,27 @@ fn a_full_disk_takes_nothing_until_trim_made_room() {
 }
 
 #[test]
+fn trim_works_on_a_full_disk_without_holes() {
+    let folder = SimFolder::new();
+    folder.without_holes();
+    let tier = open(&folder).unwrap();
+    for color in 1..4 {
+        add(&tier, &run(color, 0, 3000), color).unwrap();
+    }
+    folder.set_limit(folder.used());
+    for color in 1..3 {
+        let tier = open(&folder).unwrap();
+        assert!(matches!(add(&tier, &run(9, 0, 10_000), 9), Err(SsdError::Full { .. })));
+        let reclaimed = tier.trim(&|of| (of.0 <= color).then_some(SeqNum::MAX)).unwrap();
+        assert_eq!(reclaimed.files, 1);
+        // What went is not quite what the spare file takes, but its space is free.
+        assert!(add(&tier, &run(8, 100 * color as u32, 100 * color as u32 + 10), 9).is_ok());
+        assert!(tier.trim(&|of| (of.0 == 8).then_some(SeqNum::MAX)).is_ok());
+    }
+    assert_eq!(read_all(&open(&folder).unwrap(), 3).unwrap().len(), 3000);
+}
+
+#[test]
 fn a_disk_too_full_for_the_manifest_takes_no_file() {
     for spare in 0..20 {
         let folder = SimFolder::new();
@@ -222,7 +243,7 @@ fn a_disk_too_full_for_the_manifest_takes_no_file() {
             Ok(_) => assert_eq!(read_all(&open(&folder).unwrap(), 2).unwrap().len(), 500),
             Err(error) => {
                 assert!(matches!(error, SsdError::Full { .. }), "{error}");
-                assert_eq!(folder.list().unwrap(), ["0000000001.ssd", "manifest"], "spare {spare}");
+                assert_eq!(folder.list().unwrap(), ["0000000001.ssd", "manifest", "spare"], "spare {spare}");
                 assert_eq!(read_all(&open(&folder).unwrap(), 2).unwrap(), []);
             }
         }
@@ -299,7 +320,7 @@ fn what_is_out_of_order_or_damaged_is_not_taken() {
     }
     let mut source = good.into_iter().map(Ok).chain([Err(std::io::Error::other("the area"))]);
     assert!(matches!(tier.add(&mut source, Lsn(1), vec![]), Err(SsdError::Source { .. })));
-    assert_eq!(folder.list().unwrap(), ["manifest"]);
+    assert_eq!(folder.list().unwrap(), ["manifest", "spare"]);
     // None of it is final.
     assert_eq!(add(&tier, &run(1, 0, 3), 1).unwrap().id, 1);
 }
@@ -313,7 +334,7 @@ fn what_is_left_over_is_removed_and_nothing_else() {
         folder.put(name, b"x");
     }
     assert_eq!(read_all(&open(&folder).unwrap(), 1).unwrap().len(), 3);
-    assert_eq!(folder.list().unwrap(), ["0000000001.ssd", "5.ssd", "manifest", "notes", "x.tmp"]);
+    assert_eq!(folder.list().unwrap(), ["0000000001.ssd", "5.ssd", "manifest", "notes", "spare", "x.tmp"]);
 }
 
 #[test]

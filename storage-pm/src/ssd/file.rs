@@ -335,30 +335,34 @@ impl SsdFile {
             faults.push(Fault { offset: row.offset, what: what.into() });
         }
         let mut keys = Vec::new();
-        walk(bytes, row, self.seed, |spot| match spot {
-            Spot::Record { at, header, encoded } => {
-                let offset = row.offset + at as u64;
-                let key = (header.color, header.number);
-                let Some(record) = decode_record(bytes.slice(encoded), header.crc) else {
-                    let what = format!("the record {}/{} is damaged", key.0, key.1);
-                    return faults.push(Fault { offset, what });
-                };
-                keys.push(key);
-                if found.last().is_none_or(|last| last.color != key.0) {
-                    found.push(ColorRow { color: key.0, first: key.1, last: key.1, records: 0, bytes: 0 });
+        walk(bytes, row, self.seed, |spot| {
+            match spot {
+                Spot::Record { at, header, encoded } => {
+                    let offset = row.offset + at as u64;
+                    let key = (header.color, header.number);
+                    let Some(record) = decode_record(bytes.slice(encoded), header.crc) else {
+                        let what = format!("the record {}/{} is damaged", key.0, key.1);
+                        faults.push(Fault { offset, what });
+                        return true;
+                    };
+                    keys.push(key);
+                    if found.last().is_none_or(|last| last.color != key.0) {
+                        found.push(ColorRow { color: key.0, first: key.1, last: key.1, records: 0, bytes: 0 });
+                    }
+                    if let Some(color) = found.last_mut() {
+                        color.last = key.1;
+                        color.records += 1;
+                        color.bytes += u64::from(header.len);
+                    }
+                    for tag in record.tags() {
+                        tags.push((key.0, tag.as_bytes().to_vec(), key.1));
+                    }
                 }
-                if let Some(color) = found.last_mut() {
-                    color.last = key.1;
-                    color.records += 1;
-                    color.bytes += u64::from(header.len);
-                }
-                for tag in record.tags() {
-                    tags.push((key.0, tag.as_bytes().to_vec(), key.1));
+                Spot::Gap { at } => {
+                    faults.push(Fault { offset: row.offset + at as u64, what: "what is here is no record".into() });
                 }
             }
-            Spot::Gap { at } => {
-                faults.push(Fault { offset: row.offset + at as u64, what: "what is here is no record".into() });
-            }
+            true
         });
         if keys.len() != row.records as usize {
             let what = format!("the block has {} good records and should have {}", keys.len(), row.records);

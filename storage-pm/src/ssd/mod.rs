@@ -9,11 +9,11 @@
 //!
 //! | | a record | all |
 //! |---|---|---|
-//! | record headers and padding on disk | 29 bytes | 2.9 GB |
-//! | block headers and sparse index on disk | 0.5 bytes | 51 MB |
+//! | record headers, number of tags, padding on disk | 32 bytes | 3.2 GB |
+//! | block headers and sparse index on disk | 0.5 bytes | 52 MB |
 //! | tag index on disk, for each tag of a record that many share | 8 bytes | 0.8 GB |
 //! | color tables on disk | 0.4 bytes | 40 MB |
-//! | sparse indexes and color tables in memory, if the cache may hold them all | 0.8 bytes | 78 MB |
+//! | sparse indexes and color tables in memory, if the cache may hold them all | 0.8 bytes | 79 MB |
 //! | filters in memory | | 1.3 MB |
 //! | the highest number of each color, and some 500 bytes a file | | 0.4 MB |
 //!
@@ -37,5 +37,5 @@ pub use folder::{DirFolder, Folder, Reading, Writing};
 pub use format::ColorRow;
 pub use manifest::{FileMeta, MANIFEST, Manifest};
 pub use sim::SimFolder;
-pub use tier::{Moved, PlantedBug, Reclaimed, Tier, TierUsage};
+pub use tier::{Moved, PlantedBug, Reclaimed, SPARE, Tier, TierUsage};
 pub use writer::Writer;

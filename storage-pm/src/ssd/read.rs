@@ -26,8 +26,8 @@ pub(crate) enum Spot {
     Gap { at: usize },
 }
 
-/// Calls `each` with everything in a block, in order. A record that cannot stand there, by its number, is none.
-pub(crate) fn walk(block: &[u8], row: &BlockRow, seed: u32, mut each: impl FnMut(Spot)) {
+/// Calls `each` with everything in a block, in order, as long as it says to go on. A record that cannot stand there, by its number, is none.
+pub(crate) fn walk(block: &[u8], row: &BlockRow, seed: u32, mut each: impl FnMut(Spot) -> bool) {
     let (mut at, mut low, mut in_gap) = (BLOCK_HEADER, None, false);
     while at < block.len() {
         let header = RecordHeader::decode(&block[at..], seed, row.offset + at as u64).filter(|header| {
@@ -39,12 +39,14 @@ pub(crate) fn walk(block: &[u8], row: &BlockRow, seed: u32, mut each: impl FnMut
                 let from = at + RECORD_HEADER;
                 low = Some((header.color, header.number));
                 in_gap = false;
-                each(Spot::Record { at, header, encoded: from..from + header.len as usize });
+                if !each(Spot::Record { at, header, encoded: from..from + header.len as usize }) {
+                    return;
+                }
                 at += header.stride();
             }
             None => {
-                if !in_gap {
-                    each(Spot::Gap { at });
+                if !in_gap && !each(Spot::Gap { at }) {
+                    return;
                 }
                 in_gap = true;
                 // The next one that can stand here: records are at multiples of 4.
@@ -159,7 +161,10 @@ impl Cursor {
         };
         let mut found = Vec::new();
         walk(block, row, self.file.seed, |spot| match spot {
-            Spot::Gap { at } => gap = gap.or(Some(at)),
+            Spot::Gap { at } => {
+                gap = gap.or(Some(at));
+                true
+            }
             Spot::Record { at, header, encoded } => {
                 let key = (header.color, header.number);
                 if let Some((number, offset)) = close(seen, gap.take(), Some(key)) {
@@ -176,6 +181,7 @@ impl Cursor {
                         None => Item::Damaged { number, exact: true, offset: row.offset + at as u64 },
                     });
                 }
+                key < (color, upto)
             }
         });
         if let Some((number, offset)) = close(seen, gap, None) {

@@ -3,6 +3,9 @@
 //! Readers work on the list of files as it was when they began; one job at a time changes it. A change is durable in the
 //! manifest before readers see it, and a file is durable before the manifest lists it. After a write that failed in a way
 //! that leaves open what is durable, the tier takes nothing any more, but is still read.
+//!
+//! A file that takes space and says nothing ([`SPARE`]) is given up when the disk is too full even for the manifest that
+//! a trim has to write, so that trim works on a full disk, holes or none.
 
 use std::borrow::Cow;
 use std::io;
@@ -22,6 +25,11 @@ use super::manifest::{FileMeta, MANIFEST, Manifest, path};
 use super::read::{Cursor, merge};
 use super::writer::{Writer, temporary};
 
+/// The name of the file whose space is for the manifest on a full disk.
+pub const SPARE: &str = "spare";
+/// Its bytes: a manifest of some 1,300 files.
+const SPARE_BYTES: usize = 64 << 10;
+
 /// A record on its way into the tier.
 #[derive(Clone, Debug)]
 pub struct Moved<'a> {
@@ -40,7 +48,7 @@ pub struct Moved<'a> {
 pub struct TierUsage {
     /// Files.
     pub files: u64,
-    /// Bytes on the disk; without those that were given back since the tier was opened.
+    /// Bytes of the files; without those that were given back since the tier was opened.
     pub bytes: u64,
     /// Records in the files, trimmed ones too as long as their file is there.
     pub records: u64,
@@ -82,6 +90,8 @@ struct Changes {
     next_id: u64,
     /// Whether there is a manifest on the disk.
     listed: bool,
+    /// Whether there is a spare file on the disk.
+    spare: bool,
     /// What failed for good.
     failed: Option<String>,
     bug: Option<PlantedBug>,
@@ -131,6 +141,7 @@ impl Tier {
             indexes.insert(file.meta().id, index);
             files.push(Arc::new(file));
         }
+        let spare = names.iter().any(|name| name == SPARE);
         // Only now: where anything was refused, all stays as it is.
         for name in names {
             let ours = |name: &str| file_id(name).is_some() || name == MANIFEST;
@@ -147,7 +158,7 @@ impl Tier {
                 }
             }
         }
-        let changes = Changes { next_id: manifest.next_id, listed, failed: None, bug: None };
+        let changes = Changes { next_id: manifest.next_id, listed, spare, failed: None, bug: None };
         Ok(Self(Arc::new(Inner {
             folder,
             store,
@@ -219,8 +230,8 @@ impl Tier {
     /// may be given up. A number that is in the tier already may be added again, with the same record.
     ///
     /// # Errors
-    /// `Full`: try again when there is space. `Source`: a record could not be had, is damaged or out of order. Nothing
-    /// changed then. `Failed` is final: the records stay where they are.
+    /// `Full`: try again when there is space. `Source`: a record could not be had, is damaged or out of order. `Refused`:
+    /// what was written cannot be read back. Nothing changed then. `Failed` is final: the records stay where they are.
     pub fn add<'a>(
         &self,
         records: &mut dyn Iterator<Item = io::Result<Moved<'a>>>,
@@ -262,6 +273,7 @@ impl Tier {
             self.manifest(changes.next_id, &[]).save(&**folder)?;
             changes.listed = true;
         }
+        self.put_spare(changes);
         let id = changes.next_id;
         let written = self.write(id, records, upto, sources, changes.bug);
         let file = written.and_then(|meta| {
@@ -292,6 +304,28 @@ impl Tier {
 
     fn manifest(&self, next_id: u64, files: &[Arc<SsdFile>]) -> Manifest {
         Manifest { store: self.0.store, next_id, files: files.iter().map(|file| file.meta().clone()).collect() }
+    }
+
+    /// Makes the spare file, where there is none. Nothing relies on its bytes, so no error counts.
+    fn put_spare(&self, changes: &mut Changes) {
+        if changes.spare {
+            return;
+        }
+        let folder = &self.0.folder;
+        let write = || {
+            let mut file = folder.create(SPARE)?;
+            // Zeros might be stored without taking space.
+            let noise: Vec<u8> = (0..SPARE_BYTES as u32).map(|at| (at.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect();
+            file.append(&noise)?;
+            file.sync()
+        };
+        match write() {
+            Ok(()) => changes.spare = true,
+            Err(error) => {
+                warn!(file = path(&**folder, SPARE), %error, "no space is kept back for trims on a full disk");
+                let _ = folder.remove(SPARE);
+            }
+        }
     }
 
     /// Writes a file. It is not listed yet.
@@ -368,10 +402,10 @@ impl Tier {
     }
 
     /// Gives back what is at or below its color's trim point: files as a whole where nothing else is in them, else the
-    /// blocks. Needs no space where the file system can punch holes, so it works on a full disk.
+    /// blocks. Works on a full disk, by the space that punching gives and that of the spare file.
     ///
     /// # Errors
-    /// `Full`: the disk is full and has no holes; blocks may be given back already. `Failed` is final.
+    /// `Full`: the disk is full and there was no spare file either; blocks may be given back already. `Failed` is final.
     pub fn trim(&self, trim: &dyn Fn(Color) -> Option<SeqNum>) -> Result<Reclaimed, SsdError> {
         let mut changes = self.0.changes.lock();
         let done = self.try_trim(&mut changes, trim);
@@ -404,7 +438,17 @@ impl Tier {
             return Ok(reclaimed);
         }
         let folder = &self.0.folder;
-        self.manifest(changes.next_id, &live).save(&**folder)?;
+        let manifest = self.manifest(changes.next_id, &live);
+        match manifest.save(&**folder) {
+            Err(SsdError::Full { .. }) if changes.spare => {
+                changes.spare = false;
+                if let Err(error) = folder.remove(SPARE) {
+                    warn!(file = path(&**folder, SPARE), %error, "cannot give up the spare file");
+                }
+                manifest.save(&**folder)?;
+            }
+            saved => saved?,
+        }
         *self.0.files.write() = Arc::new(live);
         for file in dead {
             let id = file.meta().id;
@@ -416,6 +460,7 @@ impl Tier {
                 warn!(file = file.name(), %error, "cannot remove a file that is not needed");
             }
         }
+        self.put_spare(changes);
         let kept = |color: &Color, highest: &mut SeqNum| trim(*color).is_none_or(|point| point < *highest);
         self.0.highest.write().retain(|color, highest| kept(color, highest));
         Ok(reclaimed)
