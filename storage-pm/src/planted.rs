@@ -7,7 +7,7 @@ use std::cell::Cell;
 pub(crate) enum Bug {
     /// The checksum of an entry covers a fixed part of it: neither its length nor what that spans.
     ChecksumWithoutLength,
-    /// An opening counts generations on from the highest it finds, not from the counter that was durable before their use.
+    /// An opening counts generations on from the log that it finds, not from the counter that was durable before their use.
     GenerationReuse,
 }
 

@@ -140,6 +140,12 @@ impl<D: Device> Store<D> {
         &self.log.device
     }
 
+    /// Bytes that are left in the segment that is written.
+    #[cfg(test)]
+    pub(crate) fn left(&self) -> usize {
+        self.log.segment_bytes() as usize - self.log.next().offset as usize
+    }
+
     #[cfg(test)]
     pub(crate) fn plant(&self, bug: Option<crate::ssd::PlantedBug>) {
         if let Some(tiers) = &self.tiers {
