@@ -36,7 +36,7 @@ mod payload;
 mod shell;
 mod subscription;
 
-pub use flexlog_protocol::api::{ColorInfo, Failure, Status};
+pub use flexlog_protocol::api::{BoundChange, ColorInfo, Failure, Retention, RetentionChange, Status};
 pub use flexlog_protocol::net::{Connect, ConnectError};
 pub use flexlog_protocol::{ClusterId, Color, Record, RecordError, SeqNum, Tag};
 

@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 done, 1 the log said no (the message says what, and what to do), 2 wrong usage.
 
+mod amount;
 mod append;
 mod color;
 mod output;
@@ -59,6 +60,9 @@ enum Command {
     Trim(color::TrimArgs),
     /// List the colors.
     Colors(color::ColorsArgs),
+    /// Create colors, and say how long their records are kept.
+    #[command(subcommand)]
+    Color(color::ColorCommand),
     /// Say how the cluster is.
     Status(status::StatusArgs),
 }
@@ -111,6 +115,7 @@ pub fn main_with(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
             Command::Tail(args) => read::run_tail(args).await,
             Command::Trim(args) => color::run_trim(args).await,
             Command::Colors(args) => color::run_colors(args).await,
+            Command::Color(command) => color::run_color(command).await,
             Command::Status(args) => status::run(args).await,
         }
     });

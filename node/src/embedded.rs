@@ -26,6 +26,8 @@ use tokio::task::{LocalSet, spawn_local};
 use uuid::Uuid;
 
 use crate::engine::{Engine, Member};
+pub use crate::retention::file::ReadError as AgesError;
+use crate::retention::keeper::Keeper;
 use crate::server::{Parts, Server};
 
 /// The replicas of a new cluster unless told otherwise.
@@ -125,6 +127,9 @@ pub enum StartError {
     /// A replica's store cannot be opened.
     #[error(transparent)]
     Store(#[from] OpenError),
+    /// What is known of the ages of records cannot be read.
+    #[error(transparent)]
+    Ages(#[from] AgesError),
     /// A replica cannot start from what its store holds.
     #[error("replica {replica} in {}: {source}", path.display())]
     Restore {
@@ -234,8 +239,12 @@ async fn open(options: &Options) -> Result<Parts, StartError> {
     }
     let fenced = Arc::new(Notify::new());
     let members = open_members(options, &*metadata, cluster.id, &shard.view, &fenced).await?;
+    let mut engine = Engine::new(SHARD, members, options.numbers_per_epoch);
+    let bounds = operations::retentions(&*metadata).await?;
+    let keeper = Keeper::open(&directory.join("retention.json"), cluster.id, bounds, &mut engine)?;
     Ok(Parts {
-        engine: Engine::new(SHARD, members, options.numbers_per_epoch),
+        engine,
+        keeper,
         metadata,
         cluster: cluster.id,
         directory: directory.display().to_string(),

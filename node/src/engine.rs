@@ -18,13 +18,25 @@ use std::sync::Arc;
 use flexlog_protocol::api::{Answer, AppendRequest, Appended, ReplicaStatus, Request, ShardStatus};
 use flexlog_protocol::media::{Background, FenceId, Late, LaterRead, LogStore, Reading, StoreError};
 use flexlog_protocol::peer::{FromParent, PeerMessage, ToParent};
-use flexlog_protocol::{Color, Incarnation, ReplicaId, SeqNum, ShardId, Time, View};
+use flexlog_protocol::{Append, Color, Incarnation, ReplicaId, SeqNum, ShardId, Time, View};
 use flexlog_replica::{ConnId, FetchId, Persist, Replica};
 use flexlog_sequencer::{Counter, Leaf};
 use rustc_hash::FxHashMap;
 
 /// The most bytes of appends that wait for room in a store; more are passed on, and may be refused.
 const MAX_HELD_BYTES: usize = 64 << 20;
+
+/// The connection of the node's own requests: those that keep to the colors' retentions. No client has it.
+pub(crate) const OWN: ConnId = ConnId(u64::MAX);
+
+/// A color whose bytes are counted.
+#[derive(Clone, Copy, Debug)]
+struct Counted {
+    /// Bytes of payload staged.
+    bytes: u64,
+    /// Once there are so many, [`Engine::take_marked`] says so, once.
+    mark: u64,
+}
 
 /// What a member wants from its store.
 #[derive(Clone, Copy, Debug)]
@@ -141,6 +153,8 @@ pub struct Engine {
     events: Vec<Event>,
     stopped: Option<String>,
     appends: u64,
+    counted: FxHashMap<Color, Counted>,
+    marked: Vec<Color>,
     member_out: Vec<flexlog_replica::Output>,
     leaf_out: Vec<flexlog_sequencer::Output>,
     counter_out: Vec<FromParent>,
@@ -167,6 +181,8 @@ impl Engine {
             events: Vec::new(),
             stopped: None,
             appends: 0,
+            counted: FxHashMap::default(),
+            marked: Vec::new(),
             member_out: Vec::new(),
             leaf_out: Vec::new(),
             counter_out: Vec::new(),
@@ -502,6 +518,8 @@ impl Engine {
             }
         };
         match (result, &what) {
+            // Every member stages the same, so what one stages is counted.
+            (Ok(()), Persist::Stage(append)) if at == 0 => self.count(append),
             (Ok(()), _) => {}
             (Err(StoreError::Full { .. }), Persist::Stage(append)) => {
                 let input = flexlog_replica::Input::StageRefused(append.token());
@@ -514,6 +532,56 @@ impl Engine {
             }
             (Err(error), _) => self.fail(at, &error.to_string()),
         }
+    }
+
+    fn count(&mut self, append: &Append) {
+        if let Some(counted) = self.counted.get_mut(&append.color()) {
+            counted.bytes += append.records().iter().map(|record| record.payload().len() as u64).sum::<u64>();
+            if counted.bytes >= counted.mark {
+                counted.mark = u64::MAX;
+                self.marked.push(append.color());
+            }
+        }
+    }
+
+    /// Counts the bytes of a color from now on, from `bytes` on; those of other colors cost nothing.
+    pub fn start_counting(&mut self, color: Color, bytes: u64) {
+        self.counted.entry(color).or_insert(Counted { bytes, mark: u64::MAX });
+    }
+
+    /// The bytes of a color are of no interest any more.
+    pub fn stop_counting(&mut self, color: Color) {
+        self.counted.remove(&color);
+    }
+
+    /// Bytes of payload of a color that is counted, those included that are staged and have no number yet.
+    #[must_use]
+    pub fn bytes(&self, color: Color) -> Option<u64> {
+        self.counted.get(&color).map(|counted| counted.bytes)
+    }
+
+    /// Asks to be told, by [`Engine::take_marked`], once a color that is counted has `bytes`.
+    pub fn mark(&mut self, color: Color, bytes: u64) {
+        if let Some(counted) = self.counted.get_mut(&color) {
+            counted.mark = bytes;
+        }
+    }
+
+    /// Colors that have reached their marks since this was called last.
+    pub fn take_marked(&mut self) -> Vec<Color> {
+        mem::take(&mut self.marked)
+    }
+
+    /// Whether some colors have reached their marks.
+    #[must_use]
+    pub fn has_marked(&self) -> bool {
+        !self.marked.is_empty()
+    }
+
+    /// Everything below this number of a color is settled at the member that answers the node's own requests.
+    #[must_use]
+    pub fn stable(&self, color: Color) -> SeqNum {
+        self.members.get(self.reader_of(OWN)).map_or(SeqNum::MIN, |member| member.replica.stable(color))
     }
 
     fn fail(&mut self, at: usize, why: &str) {

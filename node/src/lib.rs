@@ -3,4 +3,5 @@
 pub mod cli;
 pub mod embedded;
 pub mod engine;
+mod retention;
 mod server;

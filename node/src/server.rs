@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flexlog_protocol::api::{
-    Answer, AppendRefusal, AppendRequest, ColorInfo, Failure, Hello, Request, Role, ShardInfo, Status, delivered_cost,
+    Answer, AppendRefusal, AppendRequest, ColorInfo, Failure, Hello, Request, RetentionChange, Role, ShardInfo, Status,
+    delivered_cost,
 };
-use flexlog_protocol::media::Background;
 use flexlog_protocol::limits::{MAX_COLORS, MAX_CONNECTIONS, MAX_OUTBOUND_BYTES};
+use flexlog_protocol::media::Background;
 use flexlog_protocol::net::{self, NodeConnection, in_process, tcp};
 use flexlog_protocol::{ClusterId, Color, Incarnation, Position, ShardId, Time, View, wire};
 use flexlog_replica::ConnId;
@@ -22,11 +23,13 @@ use flexlog_tree_config::operations::{self, Placement};
 use flexlog_tree_config::{ColorName, ColorRecord, Metadata};
 use rustc_hash::FxHashMap;
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, Semaphore, watch};
-use tokio::task::{spawn_blocking, spawn_local};
+use tokio::sync::{Mutex, Notify, Semaphore, watch};
+use tokio::task::{JoinHandle, spawn_blocking, spawn_local};
+use tokio::time::MissedTickBehavior;
 use uuid::Uuid;
 
-use crate::engine::{Engine, Event, SlowRead, StoreAt};
+use crate::engine::{Engine, Event, OWN, SlowRead, StoreAt};
+use crate::retention::keeper::{Keeper, Unwritten};
 
 /// How long a client may take over the opening words.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
@@ -34,6 +37,9 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 const SLOW_READERS: usize = 4;
 /// Colors in one page of the list.
 const COLORS_PER_PAGE: usize = 1000;
+/// How often colors are looked at for their retention, and how often what came of it is written at most.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const KEEP_EVERY: Duration = Duration::from_secs(10);
 
 /// Answers on their way to one client.
 #[derive(Default)]
@@ -76,6 +82,12 @@ pub(crate) struct Server {
     worker: Semaphore,
     state: watch::Sender<State>,
     stopping: watch::Sender<bool>,
+    keeper: RefCell<Keeper>,
+    /// A color was given bounds, or has reached a mark.
+    look: Notify,
+    /// Retentions change one after the other, so that what is kept to is what was decided last.
+    changing: Mutex<()>,
+    keeping: RefCell<Option<JoinHandle<()>>>,
 }
 
 /// What a server is made of.
@@ -88,6 +100,7 @@ pub(crate) struct Parts {
     pub(crate) owner: Position,
     pub(crate) view: View,
     pub(crate) next_color: Color,
+    pub(crate) keeper: Keeper,
     /// Told, from any thread, when a fence of a store may be done.
     pub(crate) fenced: Arc<Notify>,
 }
@@ -114,10 +127,16 @@ impl Server {
             worker: Semaphore::new(1),
             state: watch::Sender::new(State::Starting),
             stopping: watch::Sender::new(false),
+            keeper: RefCell::new(parts.keeper),
+            look: Notify::new(),
+            changing: Mutex::new(()),
+            keeping: RefCell::default(),
         });
         spawn_local(Rc::clone(&server).keep_time());
         spawn_local(Rc::clone(&server).follow_fences(parts.fenced));
         spawn_local(Rc::clone(&server).finish());
+        let keeping = spawn_local(Rc::clone(&server).keep_retentions());
+        server.keeping.replace(Some(keeping));
         server
     }
 
@@ -148,13 +167,21 @@ impl Server {
         }
     }
 
-    /// Tells every connection to close.
+    /// Tells every connection to close, and writes what is to outlive the process.
     pub(crate) async fn stop(&self) {
         self.stopping.send_replace(true);
         let patience = Instant::now() + net::CLOSING_TIME;
         while !self.outboxes.borrow().is_empty() && Instant::now() < patience {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+        let keeping = self.keeping.take();
+        if let Some(keeping) = keeping
+            && let Err(error) = keeping.await
+        {
+            tracing::error!(%error, "the task that keeps colors to their retentions ended");
+        }
+        let last = self.keeper.borrow_mut().take_last(&mut self.engine.borrow_mut());
+        self.write_kept(last).await;
     }
 
     /// Runs the engine, and hands out what came of it.
@@ -165,11 +192,18 @@ impl Server {
         }
         let outboxes = self.outboxes.borrow();
         for (conn, mut answers) in engine.take_answers() {
+            if conn == OWN {
+                answers.drain(..).for_each(|answer| self.keeper.borrow_mut().answered(answer));
+                continue;
+            }
             // A client that is gone hears no answer.
             let Some(outbox) = outboxes.get(&conn) else { continue };
             outbox.bytes.set(outbox.bytes.get() + answers.iter().map(cost).sum::<usize>());
             outbox.answers.borrow_mut().append(&mut answers);
             outbox.filled.notify_one();
+        }
+        if engine.has_marked() {
+            self.look.notify_one();
         }
         for read in engine.take_reads() {
             spawn_local(Rc::clone(self).read_slowly(read));
@@ -248,6 +282,43 @@ impl Server {
             fenced.notified().await;
             self.engine.borrow_mut().fenced();
             self.run();
+        }
+    }
+
+    /// Keeps colors to their retentions until the server stops; nothing is done while none has any.
+    async fn keep_retentions(self: Rc<Self>) {
+        if self.serves().await.is_err() {
+            return;
+        }
+        let mut stopping = self.stopping.subscribe();
+        let mut turns = tokio::time::interval(LOOK_EVERY);
+        turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut kept = Instant::now();
+        loop {
+            let idle = self.keeper.borrow().is_idle();
+            tokio::select! {
+                () = self.look.notified() => self.keep(Keeper::look_at_marked),
+                _ = turns.tick(), if !idle => self.keep(Keeper::look_around),
+                _ = stopping.wait_for(|stopping| *stopping) => return,
+            }
+            if kept.elapsed() >= KEEP_EVERY {
+                kept = Instant::now();
+                let changed = self.keeper.borrow_mut().take_changed();
+                self.write_kept(changed).await;
+            }
+        }
+    }
+
+    fn keep(self: &Rc<Self>, what: impl FnOnce(&mut Keeper, &mut Engine)) {
+        what(&mut self.keeper.borrow_mut(), &mut self.engine.borrow_mut());
+        self.run();
+    }
+
+    async fn write_kept(&self, what: Option<Unwritten>) {
+        let Some(what) = what else { return };
+        let written = spawn_blocking(move || what.write()).await;
+        if let Err(error) = written.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
+            self.keeper.borrow_mut().not_written(&error);
         }
     }
 
@@ -366,10 +437,10 @@ impl Server {
                 Request::Append(request) if request.appends.iter().any(|append| !self.knows(append.color())) => {
                     self.append_known(conn, outbox, &request);
                 }
-                Request::Lookup { id, name, create } => {
+                Request::Lookup { id, name, create, retention } => {
                     // What came before is not kept waiting by the metadata store.
                     self.run();
-                    let answer = match self.lookup(&name, create).await {
+                    let answer = match self.lookup(&name, create, retention).await {
                         Ok(info) => Answer::Color { id, info },
                         Err(why) => Answer::Failed { id, why },
                     };
@@ -428,11 +499,16 @@ impl Server {
         (1..self.next_color.get()).contains(&color.0)
     }
 
-    async fn lookup(&self, name: &str, create: bool) -> Result<ColorInfo, Failure> {
+    async fn lookup(
+        self: &Rc<Self>,
+        name: &str,
+        create: bool,
+        retention: RetentionChange,
+    ) -> Result<ColorInfo, Failure> {
         let bad = |error: &dyn std::fmt::Display| Failure::BadName { name: name.to_owned(), why: error.to_string() };
         let color_name = ColorName::new(name).map_err(|error| bad(&error))?;
         let found = operations::find_color(&*self.metadata, &color_name).await.map_err(metadata_failure)?;
-        let record = match found {
+        let mut record = match found {
             Some(record) => record,
             None if !create => return Err(Failure::NoSuchColor(format!("named '{name}'"))),
             None => operations::create_color(&*self.metadata, &color_name, self.placement)
@@ -440,7 +516,26 @@ impl Server {
                 .map_err(metadata_failure)?,
         };
         self.next_color.set(self.next_color.get().max(record.color.0 + 1));
+        if !retention.is_nothing() {
+            record = self.set_retention(record.color, retention).await?;
+        }
         Ok(self.info(record))
+    }
+
+    /// Changes a color's retention, and keeps to it from then on.
+    ///
+    /// Where it is in doubt whether the change was made, the node keeps to what it knew until it is made again.
+    async fn set_retention(self: &Rc<Self>, color: Color, change: RetentionChange) -> Result<ColorRecord, Failure> {
+        let server = Rc::clone(self);
+        // A task of its own: whoever asked may leave meanwhile, and what was decided is to be kept to all the same.
+        let decided = spawn_local(async move {
+            let _turn = server.changing.lock().await;
+            let record = operations::set_retention(&*server.metadata, color, change).await?;
+            server.keep(|keeper, engine| keeper.set(engine, color, record.retention));
+            server.look.notify_one();
+            Ok(record)
+        });
+        decided.await.map_err(|error| Failure::NotReady(error.to_string()))?.map_err(metadata_failure)
     }
 
     async fn colors(&self, after: Option<&str>) -> Result<Vec<ColorInfo>, Failure> {
@@ -463,7 +558,7 @@ impl Server {
             addresses: vec![String::new(); self.view.members.len()],
         };
         let shards = record.shards.into_iter().map(shard).collect();
-        ColorInfo { color: record.color, name: record.name.to_string(), shards }
+        ColorInfo { color: record.color, name: record.name.to_string(), shards, retention: record.retention }
     }
 
     fn status(&self) -> Status {

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use flexlog_node::embedded::{Embedded, Options};
-use flexlog_protocol::api::{Answer, AppendRequest, ColorInfo, Hello, Request, Role};
+use flexlog_protocol::api::{Answer, AppendRequest, ColorInfo, Hello, Request, RetentionChange, Role};
 use flexlog_protocol::net::{ClientConnection, Connect};
 use flexlog_protocol::{Append, Assign, ClusterId, Record, SeqNum, SessionId, ShardId, Token, wire};
 use uuid::Uuid;
@@ -39,7 +39,10 @@ impl Talk {
     }
 
     async fn color(&mut self, name: &str) -> ColorInfo {
-        match self.ask(Request::Lookup { id: 1, name: name.into(), create: true }).await {
+        match self
+            .ask(Request::Lookup { id: 1, name: name.into(), create: true, retention: RetentionChange::default() })
+            .await
+        {
             Answer::Color { info, .. } => info,
             other => panic!("{other:?}"),
         }

@@ -3,6 +3,7 @@
 //! A client numbers its requests per connection (`id`); every answer but those to appends names the request. Appends
 //! are named by their tokens, so a retry over another connection is the same append.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use uuid::Uuid;
@@ -25,6 +26,8 @@ pub enum Request {
         name: String,
         /// Create it if there is none.
         create: bool,
+        /// How its [`Retention`] is to be from now on; the answer has it as it is then.
+        retention: RetentionChange,
     },
     /// Which colors are there? Answered by [`Answer::Colors`], in pages.
     Colors {
@@ -389,6 +392,79 @@ pub struct ColorInfo {
     pub name: String,
     /// The shards that it may be appended to: as many as its width.
     pub shards: Vec<ShardInfo>,
+    /// How long its records are kept.
+    pub retention: Retention,
+}
+
+/// How long a color's records are kept: until they are trimmed, or until one of these bounds is passed.
+///
+/// The bounds say what may be forgotten, not when: a record that is inside of both is never trimmed for them, one that
+/// is outside of one is, soon.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(deny_unknown_fields))]
+pub struct Retention {
+    /// Records older than this many seconds may be forgotten.
+    pub max_age_secs: Option<NonZeroU64>,
+    /// The newest records with this many bytes of payload together are kept, and older ones may be forgotten.
+    pub max_bytes: Option<NonZeroU64>,
+}
+
+impl Retention {
+    /// Whether records are kept until somebody trims them.
+    #[must_use]
+    pub fn is_unlimited(&self) -> bool {
+        self.max_age_secs.is_none() && self.max_bytes.is_none()
+    }
+}
+
+/// What becomes of one bound of a [`Retention`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum BoundChange {
+    /// It stays as it is.
+    #[default]
+    Keep,
+    /// There is none.
+    Remove,
+    /// It is this.
+    Set(NonZeroU64),
+}
+
+impl BoundChange {
+    /// What a bound is after the change.
+    #[must_use]
+    pub fn apply(self, before: Option<NonZeroU64>) -> Option<NonZeroU64> {
+        match self {
+            Self::Keep => before,
+            Self::Remove => None,
+            Self::Set(bound) => Some(bound),
+        }
+    }
+}
+
+/// How a [`Retention`] is to be changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RetentionChange {
+    /// Its age, in seconds.
+    pub max_age_secs: BoundChange,
+    /// Its bytes.
+    pub max_bytes: BoundChange,
+}
+
+impl RetentionChange {
+    /// What a retention is after the change.
+    #[must_use]
+    pub fn apply(&self, before: Retention) -> Retention {
+        Retention {
+            max_age_secs: self.max_age_secs.apply(before.max_age_secs),
+            max_bytes: self.max_bytes.apply(before.max_bytes),
+        }
+    }
+
+    /// Whether it leaves every retention as it is.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// A shard, as clients need to know it.

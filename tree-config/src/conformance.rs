@@ -6,17 +6,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Future, poll_fn};
+use std::num::NonZeroU64;
 use std::pin::{Pin, pin};
 use std::task::Poll;
 
 use async_trait::async_trait;
+use flexlog_protocol::api::{BoundChange, Retention, RetentionChange};
 use flexlog_protocol::limits::MAX_COLORS;
 use flexlog_protocol::{ClusterId, Color, Epoch, Position, ReplicaId, ShardId, StoreId};
 use uuid::Uuid;
 
 use crate::metadata::{CommitError, Event, Metadata, Revision, Watch};
 use crate::operations::{self, Layout, OperationError, Placement};
-use crate::record::{ClusterRecord, PositionRecord, ReplicaRecord, StoreState};
+use crate::record::{ClusterRecord, ColorRecord, PositionRecord, ReplicaRecord, StoreState};
 use crate::{ColorName, IdentityRefusal, Key, Kind, Transaction, Value};
 
 /// Makes stores to check.
@@ -51,6 +53,7 @@ pub async fn all(factory: &dyn Factory) {
     claims(&mut *factory.create().await).await;
     colors(&mut *factory.create().await).await;
     color_limit(&mut *factory.create().await).await;
+    color_retention(&mut *factory.create().await).await;
     store_opening(&mut *factory.create().await).await;
 }
 
@@ -419,6 +422,43 @@ pub async fn colors(fixture: &mut dyn Fixture) {
     }
     assert_eq!(seen.len(), 153);
     assert!(seen.is_sorted());
+}
+
+/// Each bound of a retention is set on its own, however many set some at once; the rest of the color stays.
+pub async fn color_retention(fixture: &mut dyn Fixture) {
+    let store = fixture.store();
+    cluster(store).await;
+    let [x, y] = ["x", "y"].map(name);
+    let before = operations::create_color(store, &x, PLACE).await.unwrap();
+    let other = operations::create_color(store, &y, PLACE).await.unwrap();
+    assert_eq!(before.retention, Retention::default());
+    assert_eq!(operations::retentions(store).await.unwrap(), []);
+    let (age, bytes) = (NonZeroU64::new(7), NonZeroU64::new(9));
+    let set = |n| BoundChange::Set(NonZeroU64::new(n).unwrap());
+    let by_age = RetentionChange { max_age_secs: set(7), ..RetentionChange::default() };
+    let by_bytes = RetentionChange { max_bytes: set(9), ..RetentionChange::default() };
+    join([by_age, by_bytes].map(|change| operations::set_retention(store, before.color, change))).await;
+    let both = Retention { max_age_secs: age, max_bytes: bytes };
+    let now = operations::find_color(store, &x).await.unwrap().unwrap();
+    assert_eq!(now, ColorRecord { retention: both, ..before.clone() });
+    assert_eq!(operations::find_color(store, &y).await.unwrap().unwrap(), other);
+
+    fixture.reopen().await;
+    let store = fixture.store();
+    assert_eq!(operations::retentions(store).await.unwrap(), [(before.color, both)]);
+    let key = Key::Color(before.color);
+    let unchanged = version_of(store, &key).await;
+    operations::set_retention(store, before.color, by_age).await.unwrap();
+    assert_eq!(version_of(store, &key).await, unchanged, "nothing changed, nothing is written");
+    let none = RetentionChange { max_age_secs: BoundChange::Remove, max_bytes: BoundChange::Remove };
+    assert_eq!(operations::set_retention(store, before.color, none).await.unwrap(), before);
+    assert_eq!(operations::retentions(store).await.unwrap(), []);
+    let missing = Err(OperationError::Missing(Key::Color(Color(9))));
+    assert_eq!(operations::set_retention(store, Color(9), none).await, missing);
+}
+
+async fn version_of(store: &dyn Metadata, key: &Key) -> Option<Revision> {
+    store.get(key).await.unwrap().map(|found| found.version)
 }
 
 /// A cluster that has all its colors says so, and still finds them.

@@ -4,13 +4,14 @@
 //! again, so somebody else made progress each time. None holds anything between calls. Where a commit is in doubt
 //! ([`CommitError::Unknown`]) the operation says so and may be called again: each says what that does.
 
+use flexlog_protocol::api::RetentionChange;
 use flexlog_protocol::limits::MAX_COLORS;
 use flexlog_protocol::{ClusterId, Color, Epoch, Position, ReplicaId, ShardId, StoreId};
 use uuid::Uuid;
 
 use crate::identity::{self, IdentityRefusal, Opening, Step};
 use crate::key::{Key, Kind, Value};
-use crate::metadata::{CommitError, Metadata, ReadError, Revision};
+use crate::metadata::{CommitError, MAX_PAGE, Metadata, ReadError, Revision};
 use crate::name::ColorName;
 use crate::record::{ClusterRecord, ColorRecord, Holder, PositionRecord, ReplicaRecord, Retention, ShardRecord};
 use crate::transaction::{MAX_OPERATIONS, Transaction};
@@ -352,13 +353,59 @@ async fn create_some(
                 owner: placement.owner,
                 width: 1,
                 shards: vec![placement.shard],
-                retention: Retention::UntilTrimmed,
+                retention: Retention::default(),
             };
             let key = Key::ColorName(name.clone());
             transaction = transaction.when_absent(key.clone()).put(key, color).put(Key::Color(color), record);
         }
         if try_commit(store, transaction.put(Key::Cluster, cluster)).await?.is_some() {
             return Ok(());
+        }
+    }
+}
+
+/// Changes how long a color's records are kept, and answers with the color as it is then. A change that changes nothing
+/// writes nothing.
+///
+/// May be called again after a commit in doubt.
+///
+/// # Errors
+/// [`OperationError::Missing`] without the color; those of reading and committing.
+pub async fn set_retention(
+    store: &(impl Metadata + ?Sized),
+    color: Color,
+    change: RetentionChange,
+) -> Result<ColorRecord, OperationError> {
+    let key = Key::Color(color);
+    loop {
+        let (version, before): (_, ColorRecord) = read(store, &key).await?;
+        let after = ColorRecord { retention: change.apply(before.retention), ..before.clone() };
+        if after == before {
+            return Ok(after);
+        }
+        let transaction = Transaction::new().when(key.clone(), version).put(key.clone(), after.clone());
+        if try_commit(store, transaction).await?.is_some() {
+            return Ok(after);
+        }
+    }
+}
+
+/// The colors whose records are not kept until they are trimmed, and how long they are.
+///
+/// # Errors
+/// Those of reading.
+pub async fn retentions(store: &(impl Metadata + ?Sized)) -> Result<Vec<(Color, Retention)>, OperationError> {
+    let mut bounded = Vec::new();
+    let mut after = None;
+    loop {
+        let page = store.list(Kind::Color, after.as_ref(), MAX_PAGE).await?;
+        let Some((last, _)) = page.entries.last() else { return Ok(bounded) };
+        after = Some(last.clone());
+        for (key, found) in page.entries {
+            let record = ColorRecord::try_from(found.value).map_err(|_| OperationError::Misplaced(key))?;
+            if !record.retention.is_unlimited() {
+                bounded.push((record.color, record.retention));
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 //! A record that breaks its rules is refused before it reaches a store ([`crate::Transaction::check`]), so whoever
 //! reads one may rely on them. Rules between records are kept by the [`crate::operations`] that write them.
 
+pub use flexlog_protocol::api::Retention;
 use flexlog_protocol::limits::MAX_COLORS;
 use flexlog_protocol::{ClusterId, Color, Epoch, Position, ReplicaId, ShardId, StoreId, View, ViewNumber};
 use serde::{Deserialize, Serialize};
@@ -11,7 +12,7 @@ use uuid::Uuid;
 use crate::name::ColorName;
 
 /// The version of the records in this module. A store that holds another is refused.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 /// The longest address of a node, in bytes.
 pub const MAX_ADDRESS_BYTES: usize = 255;
 /// The most addresses of a replica.
@@ -118,7 +119,7 @@ pub enum StoreState {
     },
 }
 
-/// A log of its own, and where it lives. All of it is fixed at creation for now.
+/// A log of its own, and where it lives. All of it but its retention is fixed at creation for now.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ColorRecord {
@@ -134,14 +135,6 @@ pub struct ColorRecord {
     pub shards: Vec<ShardId>,
     /// How long its records are kept.
     pub retention: Retention,
-}
-
-/// How long a color's records are kept.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Retention {
-    /// Until they are trimmed.
-    UntilTrimmed,
 }
 
 /// A record breaks a rule of its own.
@@ -390,7 +383,10 @@ mod tests {
     fn an_unknown_format_is_refused() {
         let cluster = ClusterRecord::new(ClusterId(Uuid::from_u128(1)));
         assert_eq!(cluster.check(), Ok(()));
-        assert_eq!(ClusterRecord { format: 2, ..cluster }.check(), Err(RecordError::Format { found: 2 }));
+        for found in [1, 3] {
+            let of_another = ClusterRecord { format: found, ..cluster.clone() };
+            assert_eq!(of_another.check(), Err(RecordError::Format { found }));
+        }
     }
 
     #[test]
@@ -417,7 +413,7 @@ mod tests {
             owner: Position(0),
             width,
             shards: shards.iter().copied().map(ShardId).collect(),
-            retention: Retention::UntilTrimmed,
+            retention: Retention::default(),
         };
         assert_eq!(color(1, &[4]).check(), Ok(()));
         for (width, shards) in [(0, &[][..]), (1, &[][..]), (1, &[1, 2][..]), (2, &[1, 2][..])] {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flexlog_protocol::ClusterId;
-use flexlog_protocol::api::{Answer, ColorInfo, Failure, Hello, Request, ShardInfo, Status};
+use flexlog_protocol::api::{Answer, ColorInfo, Failure, Hello, Request, RetentionChange, ShardInfo, Status};
 use flexlog_protocol::limits::{DEFAULT_PORT, MAX_CREDIT_BYTES, MAX_RECORD_BYTES};
 use flexlog_protocol::net::{Connect, ConnectError, tcp};
 
@@ -185,14 +185,43 @@ impl Client {
         self.lookup(name, false).await
     }
 
+    /// What the cluster knows of the color `name`, if there is one: its retention among other things.
+    ///
+    /// # Errors
+    /// As [`Client::existing_color`].
+    pub async fn color_info(&self, name: &str) -> Result<ColorInfo, ColorError> {
+        self.ask_color(name, false, RetentionChange::default()).await
+    }
+
+    /// Creates the color `name` if there is none, and changes how long its records are kept. Returns what it is then.
+    ///
+    /// # Errors
+    /// As [`Client::color`]. After [`ColorError::NoAnswer`] the change may have been made; to ask again is safe.
+    pub async fn create_color(&self, name: &str, retention: RetentionChange) -> Result<ColorInfo, ColorError> {
+        self.ask_color(name, true, retention).await
+    }
+
+    /// Changes how long the records of the color `name` are kept, if there is one. Returns what it is then.
+    ///
+    /// # Errors
+    /// As [`Client::existing_color`]. After [`ColorError::NoAnswer`] the change may have been made; to ask again is safe.
+    pub async fn set_retention(&self, name: &str, retention: RetentionChange) -> Result<ColorInfo, ColorError> {
+        self.ask_color(name, false, retention).await
+    }
+
     async fn lookup(&self, name: &str, create: bool) -> Result<Log, ColorError> {
+        let info = self.ask_color(name, create, RetentionChange::default()).await?;
+        let shard = only_shard(&info)
+            .map_err(|why| ColorError::new(CallError::Failed(why), self.address(), name.to_owned()))?;
+        Ok(Log::new(Arc::clone(&self.handle), info.color, info.name, shard))
+    }
+
+    async fn ask_color(&self, name: &str, create: bool, retention: RetentionChange) -> Result<ColorInfo, ColorError> {
         let error = |error| ColorError::new(error, self.address(), name.to_owned());
         let owned = name.to_owned();
-        match self.handle.call(|id| Request::Lookup { id, name: owned, create }).await.map_err(error)? {
-            Answer::Color { info, .. } => {
-                let shard = only_shard(&info).map_err(|why| error(CallError::Failed(why)))?;
-                Ok(Log::new(Arc::clone(&self.handle), info.color, info.name, shard))
-            }
+        match self.handle.call(|id| Request::Lookup { id, name: owned, create, retention }).await.map_err(error)? {
+            // A node that knows of no retention would pass over the change.
+            Answer::Color { info, .. } if retention.apply(info.retention) == info.retention => Ok(info),
             _ => Err(error(CallError::Unexpected)),
         }
     }

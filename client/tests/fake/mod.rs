@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use flexlog_protocol::api::{
-    Answer, AppendRefusal, AppendRequest, Appended, ColorInfo, Failure, Hello, Request, RequestId, ShardInfo, Status,
-    delivered_cost,
+    Answer, AppendRefusal, AppendRequest, Appended, ColorInfo, Failure, Hello, Request, RequestId, Retention,
+    ShardInfo, Status, delivered_cost,
 };
 use flexlog_protocol::entry::push_assign;
 use flexlog_protocol::limits::TOKEN_WINDOW;
@@ -200,7 +200,7 @@ impl State {
     fn info(&self, color: u64) -> ColorInfo {
         let addresses = vec![String::new(); 3];
         let shards = vec![ShardInfo { shard: ShardId(0), view: view(), addresses }];
-        ColorInfo { color: Color(color), name: self.logs[&color].name.clone(), shards }
+        ColorInfo { color: Color(color), name: self.logs[&color].name.clone(), shards, retention: Retention::default() }
     }
 
     /// Returns whether the connection is to be closed.
@@ -213,7 +213,7 @@ impl State {
     ) -> bool {
         let answer = match request {
             Request::Append(append) => return self.append(&append, held),
-            Request::Lookup { id, name, create } => {
+            Request::Lookup { id, name, create, retention: _ } => {
                 let found = self.logs.iter().find(|(_, log)| log.name == name).map(|(color, _)| *color);
                 match found {
                     Some(color) => Answer::Color { id, info: self.info(color) },

@@ -1,10 +1,13 @@
-//! `flexlog colors` and `flexlog trim`.
+//! `flexlog color`, `flexlog colors` and `flexlog trim`.
 
-use clap::Args;
+use std::num::NonZeroU64;
+
+use clap::{Args, Subcommand};
 use flexlog_protocol::SeqNum;
-use serde_json::json;
+use flexlog_protocol::api::{BoundChange, ColorInfo, Retention, RetentionChange};
+use serde_json::{Map, Value, json};
 
-use super::{Common, Stop, number};
+use super::{Common, Stop, amount, number};
 
 /// Arguments of `flexlog trim`.
 #[derive(Args)]
@@ -25,6 +28,60 @@ pub(crate) struct ColorsArgs {
     common: Common,
 }
 
+/// What `flexlog color` does.
+#[derive(Subcommand)]
+pub(crate) enum ColorCommand {
+    /// Create a color, and say how long its records are kept.
+    Create(CreateArgs),
+    /// Change how long a color's records are kept.
+    Set(SetArgs),
+    /// List the colors, as `flexlog colors` does.
+    List(ColorsArgs),
+}
+
+/// How long records are kept.
+#[derive(Args)]
+struct Bounds {
+    /// Forget records that are older: 90s, 15m, 12h, 7d, or none.
+    #[arg(long, value_name = "AGE", value_parser = amount::age)]
+    max_age: Option<BoundChange>,
+    /// Keep the newest records with so many bytes, and forget older ones: 64MiB, 10GiB, or none.
+    #[arg(long, value_name = "SIZE", value_parser = amount::size)]
+    max_bytes: Option<BoundChange>,
+}
+
+impl Bounds {
+    fn change(&self) -> RetentionChange {
+        RetentionChange {
+            max_age_secs: self.max_age.unwrap_or_default(),
+            max_bytes: self.max_bytes.unwrap_or_default(),
+        }
+    }
+}
+
+/// Arguments of `flexlog color create`.
+#[derive(Args)]
+pub(crate) struct CreateArgs {
+    /// The color.
+    color: String,
+    #[command(flatten)]
+    bounds: Bounds,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Arguments of `flexlog color set`.
+#[derive(Args)]
+#[command(group(clap::ArgGroup::new("bounds").args(["max_age", "max_bytes"]).required(true).multiple(true)))]
+pub(crate) struct SetArgs {
+    /// The color.
+    color: String,
+    #[command(flatten)]
+    bounds: Bounds,
+    #[command(flatten)]
+    common: Common,
+}
+
 pub(crate) async fn run_trim(args: TrimArgs) -> Result<(), Stop> {
     let log = args.common.connect().await?.existing_color(&args.color).await?;
     let point = log.trim(args.number).await?;
@@ -37,15 +94,81 @@ pub(crate) async fn run_trim(args: TrimArgs) -> Result<(), Stop> {
     output.flush()
 }
 
+pub(crate) async fn run_color(command: ColorCommand) -> Result<(), Stop> {
+    match command {
+        ColorCommand::Create(args) => create(args).await,
+        ColorCommand::Set(args) => set(args).await,
+        ColorCommand::List(args) => run_colors(args).await,
+    }
+}
+
+async fn create(args: CreateArgs) -> Result<(), Stop> {
+    let client = args.common.connect().await?;
+    let change = args.bounds.change();
+    // One that is there already and as asked is fine, so that a script may run twice; records of one that is not are
+    // not to be forgotten by mistake.
+    match client.color_info(&args.color).await {
+        Ok(info) if change.apply(info.retention) == info.retention => return told(&args.common, &info),
+        Ok(info) => {
+            let name = &info.name;
+            let kept = in_words(&info.retention);
+            return Err(Stop::Failed(format!(
+                "color '{name}' is there already, {kept}: to change that, use `flexlog color set`"
+            )));
+        }
+        Err(error) if error.is_no_such_color() => {}
+        Err(error) => return Err(error.into()),
+    }
+    told(&args.common, &client.create_color(&args.color, change).await?)
+}
+
+async fn set(args: SetArgs) -> Result<(), Stop> {
+    let info = args.common.connect().await?.set_retention(&args.color, args.bounds.change()).await?;
+    told(&args.common, &info)
+}
+
+/// Says how a color is now.
+fn told(common: &Common, info: &ColorInfo) -> Result<(), Stop> {
+    let mut output = common.output();
+    if output.is_json() {
+        output.object(&Value::Object(described(info)))?;
+    } else {
+        output.line(&format!("{}  ({})", info.name, in_words(&info.retention)))?;
+    }
+    output.flush()
+}
+
+fn described(info: &ColorInfo) -> Map<String, Value> {
+    let bound = |bound: Option<NonZeroU64>| bound.map_or(Value::Null, |bound| bound.get().into());
+    let fields = [
+        ("name", info.name.clone().into()),
+        ("id", info.color.0.into()),
+        ("max_age_secs", bound(info.retention.max_age_secs)),
+        ("max_bytes", bound(info.retention.max_bytes)),
+    ];
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn in_words(retention: &Retention) -> String {
+    let age = retention.max_age_secs.map(|age| format!("kept {}", amount::of_seconds(age)));
+    let bytes = retention.max_bytes.map(|bytes| format!("the newest {} kept", amount::of_bytes(bytes)));
+    let words: Vec<String> = age.into_iter().chain(bytes).collect();
+    if words.is_empty() { "kept until trimmed".to_owned() } else { words.join(", ") }
+}
+
 pub(crate) async fn run_colors(args: ColorsArgs) -> Result<(), Stop> {
     let client = args.common.connect().await?;
     let mut output = args.common.output();
     for info in client.colors().await? {
         let tail = client.existing_color(&info.name).await?.tail().await?;
         if output.is_json() {
-            output.object(&json!({ "name": info.name, "id": info.color.0, "tail": tail.to_string() }))?;
-        } else {
+            let mut fields = described(&info);
+            fields.insert("tail".to_owned(), tail.to_string().into());
+            output.object(&Value::Object(fields))?;
+        } else if info.retention.is_unlimited() {
             output.line(&format!("{}  (next number {tail})", info.name))?;
+        } else {
+            output.line(&format!("{}  (next number {tail}, {})", info.name, in_words(&info.retention)))?;
         }
     }
     output.flush()

@@ -1,12 +1,16 @@
 //! Answers on the wire.
 
+use std::num::NonZeroU64;
+
 use bytes::{Bytes, BytesMut};
 use prost::Message as _;
 
 use super::proto::{self, answer::Kind};
 use super::scan::Fields;
 use super::{Frames, MAX_MEMBERS, MAX_MESSAGES_PER_FRAME, TARGET_FRAME_BYTES, WireError, hello, scan};
-use crate::api::{Answer, AppendRefusal, Appended, ColorInfo, Failure, ReplicaStatus, ShardInfo, ShardStatus, Status};
+use crate::api::{
+    Answer, AppendRefusal, Appended, ColorInfo, Failure, ReplicaStatus, Retention, ShardInfo, ShardStatus, Status,
+};
 use crate::entry::Assign;
 use crate::ids::{Color, Epoch, Lsn, ReplicaId, SeqNum, SessionId, ShardId, Token, View, ViewNumber};
 use crate::record::{Record, Tag};
@@ -283,7 +287,12 @@ fn color_to(info: &ColorInfo) -> proto::ColorInfo {
         view: Some(view_to(&shard.view)),
         addresses: shard.addresses.clone(),
     };
-    proto::ColorInfo { color: info.color.0, name: info.name.clone(), shards: info.shards.iter().map(shard).collect() }
+    let retention = (!info.retention.is_unlimited()).then(|| proto::Retention {
+        max_age_secs: info.retention.max_age_secs.map(NonZeroU64::get),
+        max_bytes: info.retention.max_bytes.map(NonZeroU64::get),
+    });
+    let shards = info.shards.iter().map(shard).collect();
+    proto::ColorInfo { color: info.color.0, name: info.name.clone(), shards, retention }
 }
 
 fn color_from(info: proto::ColorInfo) -> Result<ColorInfo, WireError> {
@@ -294,7 +303,13 @@ fn color_from(info: proto::ColorInfo) -> Result<ColorInfo, WireError> {
         }
         Ok(ShardInfo { shard: ShardId(shard.shard), view, addresses: shard.addresses })
     };
+    let bound = |bound: u64| NonZeroU64::new(bound).ok_or(WireError::Malformed("a bound of a retention is 0"));
+    let retention = info.retention.unwrap_or_default();
     Ok(ColorInfo {
+        retention: Retention {
+            max_age_secs: retention.max_age_secs.map(bound).transpose()?,
+            max_bytes: retention.max_bytes.map(bound).transpose()?,
+        },
         color: Color(info.color),
         name: info.name,
         shards: info.shards.into_iter().map(shard).collect::<Result<_, _>>()?,

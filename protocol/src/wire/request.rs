@@ -1,12 +1,14 @@
 //! Requests on the wire.
 
+use std::num::NonZeroU64;
+
 use bytes::{Bytes, BytesMut};
 use prost::Message as _;
 
 use super::proto::{self, request::Kind};
 use super::scan::{Fields, Value};
 use super::{Frames, MAX_MESSAGES_PER_FRAME, TARGET_FRAME_BYTES, WireError, answer, append, hello, scan};
-use crate::api::Request;
+use crate::api::{BoundChange, Request, RetentionChange};
 use crate::ids::{Color, SeqNum, ShardId};
 use crate::record::Tag;
 
@@ -85,8 +87,12 @@ fn to_proto(request: &Request) -> Option<proto::Request> {
     let tag_bytes = |tag: &Option<Tag>| tag.as_ref().map(|tag| tag.as_bytes().clone());
     let (id, kind) = match request {
         Request::Append(_) => return None,
-        Request::Lookup { id, name, create } => {
-            (id, Kind::Lookup(proto::Lookup { name: name.clone(), create: *create }))
+        Request::Lookup { id, name, create, retention } => {
+            let retention = (!retention.is_nothing()).then(|| proto::RetentionChange {
+                max_age_secs: bound_to(retention.max_age_secs),
+                max_bytes: bound_to(retention.max_bytes),
+            });
+            (id, Kind::Lookup(proto::Lookup { name: name.clone(), create: *create, retention }))
         }
         Request::Colors { id, after } => (id, Kind::Colors(proto::Colors { after: after.clone() })),
         Request::Status { id } => (id, Kind::Status(proto::StatusAsk {})),
@@ -122,13 +128,36 @@ fn to_proto(request: &Request) -> Option<proto::Request> {
     Some(proto::Request { id: *id, kind: Some(kind) })
 }
 
+fn bound_to(change: BoundChange) -> Option<u64> {
+    match change {
+        BoundChange::Keep => None,
+        BoundChange::Remove => Some(0),
+        BoundChange::Set(bound) => Some(bound.get()),
+    }
+}
+
+fn bound_from(change: Option<u64>) -> BoundChange {
+    match change.map(NonZeroU64::new) {
+        None => BoundChange::Keep,
+        Some(None) => BoundChange::Remove,
+        Some(Some(bound)) => BoundChange::Set(bound),
+    }
+}
+
 fn from_proto(request: proto::Request) -> Result<Request, WireError> {
     let id = request.id;
     let tag = |bytes: Option<Bytes>| bytes.map(Tag::new).transpose();
     Ok(match request.kind {
         None => return Err(WireError::Malformed("a request is of no kind that version 1 knows")),
         Some(Kind::Append(_)) => return Err(WireError::Malformed("a request is of two kinds")),
-        Some(Kind::Lookup(lookup)) => Request::Lookup { id, name: lookup.name, create: lookup.create },
+        Some(Kind::Lookup(lookup)) => {
+            let change = lookup.retention.unwrap_or_default();
+            let retention = RetentionChange {
+                max_age_secs: bound_from(change.max_age_secs),
+                max_bytes: bound_from(change.max_bytes),
+            };
+            Request::Lookup { id, name: lookup.name, create: lookup.create, retention }
+        }
         Some(Kind::Colors(colors)) => Request::Colors { id, after: colors.after },
         Some(Kind::Status(_)) => Request::Status { id },
         Some(Kind::OpenSession(open)) => {

@@ -1,5 +1,6 @@
 //! Everything round-trips, agrees with the generated code, and nothing that comes in can break a bound.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
@@ -10,7 +11,8 @@ use uuid::Uuid;
 
 use super::*;
 use crate::api::{
-    AppendRefusal, AppendRequest, Appended, ColorInfo, Failure, ReplicaStatus, ShardInfo, ShardStatus, Status,
+    AppendRefusal, AppendRequest, Appended, BoundChange, ColorInfo, Failure, ReplicaStatus, Retention, RetentionChange,
+    ShardInfo, ShardStatus, Status,
 };
 use crate::entry::Assign;
 use crate::ids::{ClusterId, Color, Epoch, Lsn, ReplicaId, SeqNum, SessionId, ShardId, Token, View, ViewNumber};
@@ -65,12 +67,21 @@ fn append_request() -> impl Strategy<Value = AppendRequest> {
     )
 }
 
+fn bound_change() -> impl Strategy<Value = BoundChange> {
+    prop_oneof![Just(BoundChange::Keep), Just(BoundChange::Remove), any::<NonZeroU64>().prop_map(BoundChange::Set),]
+}
+
 fn request() -> impl Strategy<Value = Request> {
     let (id, color, wait_micros) = (any::<u64>(), any::<u64>().prop_map(Color), any::<u64>());
     let tags = || proptest::option::of(tag());
     prop_oneof![
         append_request().prop_map(|append| Request::Append(Arc::new(append))),
-        (id, ".*", any::<bool>()).prop_map(|(id, name, create)| Request::Lookup { id, name, create }),
+        (id, ".*", any::<bool>(), bound_change(), bound_change()).prop_map(
+            |(id, name, create, max_age_secs, max_bytes)| {
+                let retention = RetentionChange { max_age_secs, max_bytes };
+                Request::Lookup { id, name, create, retention }
+            }
+        ),
         (id, proptest::option::of(".*")).prop_map(|(id, after)| Request::Colors { id, after }),
         id.prop_map(|id| Request::Status { id }),
         (id, any::<u32>(), any::<u128>()).prop_map(|(id, shard, nonce)| Request::OpenSession {
@@ -153,11 +164,15 @@ fn color_info() -> impl Strategy<Value = ColorInfo> {
         addresses: vec![address; view.members.len()],
         view,
     });
-    (any::<u64>(), ".*", vec(shard, 0..3)).prop_map(|(color, name, shards)| ColorInfo {
-        color: Color(color),
-        name,
-        shards,
-    })
+    let bound = || proptest::option::of(any::<NonZeroU64>());
+    (any::<u64>(), ".*", vec(shard, 0..3), bound(), bound()).prop_map(
+        |(color, name, shards, max_age_secs, max_bytes)| ColorInfo {
+            color: Color(color),
+            name,
+            shards,
+            retention: Retention { max_age_secs, max_bytes },
+        },
+    )
 }
 
 fn status() -> impl Strategy<Value = Status> {

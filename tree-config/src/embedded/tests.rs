@@ -181,29 +181,29 @@ fn line(json: &str) -> String {
 
 #[test]
 fn another_format_is_refused_and_left_alone() {
-    let journal = line(r#"{"flexlog-metadata":2,"anything":["else"]}"#) + "not even a line";
+    let journal = line(r#"{"flexlog-metadata":1,"anything":["else"]}"#) + "not even a line";
     let (folder, store) = open_with(journal.as_bytes());
     fs::write(folder.path().join("journal.new"), "theirs").unwrap();
-    assert!(matches!(store, Err(OpenError::UnknownFormat { found: 2, .. })));
+    assert!(matches!(store, Err(OpenError::UnknownFormat { found: 1, .. })));
     assert!(Embedded::open(folder.path()).is_err());
     assert_eq!(journal_of(folder.path()), journal.as_bytes());
     assert_eq!(fs::read(folder.path().join("journal.new")).unwrap(), b"theirs");
 }
 
 #[test]
-fn a_journal_of_format_1_is_read_and_written_as_ever() {
+fn a_journal_of_format_2_is_read_and_written_as_ever() {
     let uuid = "00000000-0000-0000-0000-000000000007";
-    let cluster = format!(r#"{{"id":"{uuid}","format":1,"next_epoch":3,"next_color":2,"next_replica":4}}"#);
+    let cluster = format!(r#"{{"id":"{uuid}","format":2,"next_epoch":3,"next_color":2,"next_replica":4}}"#);
     let holder = format!(r#"{{"epoch":2,"uuid":"{uuid}","address":""}}"#);
     let opening = format!(r#"{{"opening":{{"store":"{uuid}","n":0,"nonce":"{uuid}"}}}}"#);
     let snapshot = [
-        r#"{"flexlog-metadata":1,"revision":7,"entries":7}"#.to_owned(),
+        r#"{"flexlog-metadata":2,"revision":7,"entries":7}"#.to_owned(),
         format!(r#"["cluster",7,{{"cluster":{cluster}}}]"#),
         format!(r#"[{{"position":0}},5,{{"position":{{"position":0,"parent":null,"holder":{holder}}}}}]"#),
         r#"[{"shard":1},1,{"shard":{"shard":1,"leaf":0,"view":{"number":1,"members":[1,2,3]},"min_view":2}}]"#.to_owned(),
         r#"[{"replica":1},1,{"replica":{"replica":1,"shard":1,"addresses":["a:1"],"store":"fresh"}}]"#.to_owned(),
         format!(r#"[{{"replica":2}},6,{{"replica":{{"replica":2,"shard":1,"addresses":[],"store":{opening}}}}}]"#),
-        r#"[{"color":1},7,{"color":{"color":1,"name":"orders","owner":0,"width":1,"shards":[1],"retention":"until-trimmed"}}]"#
+        r#"[{"color":1},7,{"color":{"color":1,"name":"orders","owner":0,"width":1,"shards":[1],"retention":{"max_age_secs":null,"max_bytes":5}}}]"#
             .to_owned(),
         r#"[{"color-name":"orders"},7,{"color-name":1}]"#.to_owned(),
     ];
