@@ -10,7 +10,7 @@ use support::{On, Server, folder, numbers, text};
 
 /// How long something may take that takes a few seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
-const LINE_BYTES: usize = 64 << 10;
+const LINE_BYTES: usize = 32 << 10;
 
 /// So many lines of [`LINE_BYTES`], each of which begins with its place.
 fn lines(count: usize) -> String {
