@@ -83,8 +83,8 @@ pub(crate) struct Server {
     state: watch::Sender<State>,
     stopping: watch::Sender<bool>,
     keeper: RefCell<Keeper>,
-    /// A color was given bounds, or has reached a mark.
-    look: Notify,
+    /// A color was given bounds.
+    given_bounds: Notify,
     /// Retentions change one after the other, so that what is kept to is what was decided last.
     changing: Mutex<()>,
     keeping: RefCell<Option<JoinHandle<()>>>,
@@ -128,7 +128,7 @@ impl Server {
             state: watch::Sender::new(State::Starting),
             stopping: watch::Sender::new(false),
             keeper: RefCell::new(parts.keeper),
-            look: Notify::new(),
+            given_bounds: Notify::new(),
             changing: Mutex::new(()),
             keeping: RefCell::default(),
         });
@@ -190,6 +190,11 @@ impl Server {
         if engine.run(self.now()) {
             self.unfinished.notify_one();
         }
+        if engine.has_marked() {
+            // At once: a task that waits for its turn would take all that a burst brings for one piece.
+            self.keeper.borrow_mut().look_at_marked(&mut engine);
+            self.unfinished.notify_one();
+        }
         let outboxes = self.outboxes.borrow();
         for (conn, mut answers) in engine.take_answers() {
             if conn == OWN {
@@ -201,9 +206,6 @@ impl Server {
             outbox.bytes.set(outbox.bytes.get() + answers.iter().map(cost).sum::<usize>());
             outbox.answers.borrow_mut().append(&mut answers);
             outbox.filled.notify_one();
-        }
-        if engine.has_marked() {
-            self.look.notify_one();
         }
         for read in engine.take_reads() {
             spawn_local(Rc::clone(self).read_slowly(read));
@@ -297,7 +299,7 @@ impl Server {
         loop {
             let idle = self.keeper.borrow().is_idle();
             tokio::select! {
-                () = self.look.notified() => self.keep(Keeper::look_at_marked),
+                () = self.given_bounds.notified() => {}
                 _ = turns.tick(), if !idle => self.keep(Keeper::look_around),
                 _ = stopping.wait_for(|stopping| *stopping) => return,
             }
@@ -532,7 +534,7 @@ impl Server {
             let _turn = server.changing.lock().await;
             let record = operations::set_retention(&*server.metadata, color, change).await?;
             server.keep(|keeper, engine| keeper.set(engine, color, record.retention));
-            server.look.notify_one();
+            server.given_bounds.notify_one();
             Ok(record)
         });
         decided.await.map_err(|error| Failure::NotReady(error.to_string()))?.map_err(metadata_failure)

@@ -12,9 +12,9 @@ use support::{On, Server, folder, numbers, text};
 const PATIENCE: Duration = Duration::from_secs(120);
 const LINE_BYTES: usize = 32 << 10;
 
-/// So many lines of [`LINE_BYTES`], each of which begins with its place.
-fn lines(count: usize) -> String {
-    (0..count).map(|i| format!("{:0<width$}\n", format!("{i:05} "), width = LINE_BYTES)).collect()
+/// Lines of [`LINE_BYTES`], each of which begins with its place.
+fn lines(places: std::ops::Range<usize>) -> String {
+    places.map(|i| format!("{:0<width$}\n", format!("{i:05} "), width = LINE_BYTES)).collect()
 }
 
 fn append(server: &Server, color: &str, input: &str) -> Vec<String> {
@@ -74,7 +74,9 @@ fn a_color_with_a_bound_in_bytes_keeps_the_newest() {
         // After the restart it goes on by itself.
         for round in 0..2 {
             assert_eq!(described(&server, "logs")["max_bytes"], MOST);
-            let given = append(&server, "logs", &lines(512));
+            // What is in flight at once is one piece, so it comes in several.
+            let given: Vec<String> =
+                (0..8).flat_map(|part| append(&server, "logs", &lines(64 * part..64 * part + 64))).collect();
             if round == 0 {
                 first.clone_from(&given[0]);
             }
@@ -171,7 +173,7 @@ fn none_keeps_everything_from_then_on() {
         server.run(&["color", "set", "a", "--max-age", "none", "--max-bytes", "none"]),
         "a  (kept until trimmed)\n"
     );
-    let kept = append(&server, "a", &lines(64));
+    let kept = append(&server, "a", &lines(0..64));
     let gone = append(&server, "b", "x\n");
     wait_until("the other forgets", || is_trimmed(&server, "b", &gone[0]));
     assert_eq!(bytes_left(&server, "a"), 64 * LINE_BYTES);
