@@ -158,7 +158,10 @@ impl ColorState {
     /// The first record at or after `from` that is settled and not trimmed.
     pub(crate) fn next_record(&self, from: SeqNum) -> Option<SeqNum> {
         let from = match self.trim {
-            Some(trim) if trim >= from => trim.plus(1)?,
+            // Behind the last number that an epoch can have comes the next epoch.
+            Some(trim) if trim >= from => {
+                trim.plus(1).unwrap_or(SeqNum::first_of(Epoch(trim.epoch().0.saturating_add(1))))
+            }
             _ => from,
         };
         let start = self.spans.partition_point(|span| SeqNum::new(span.epoch, span.end) <= from);

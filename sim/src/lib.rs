@@ -66,6 +66,8 @@ pub struct Report {
     pub committed: u64,
     /// Older images that were put in the place of a store, and refused.
     pub refused_images: u64,
+    /// How often records moved to an SSD file.
+    pub moves: u64,
     /// What was broken; the run ended there.
     pub violation: Option<Violation>,
     /// The last events in words, where they are recorded.

@@ -3,10 +3,14 @@
 //! The order of the steps is that of the embedded cluster, with the metadata between them; a crash may come after each, and
 //! inside each where the medium is told to fail.
 
-use flexlog_protocol::media::{FenceId, Recovered};
+use std::fmt;
+use std::sync::Arc;
+
+use flexlog_protocol::media::{Background, FenceId, Recovered};
 use flexlog_protocol::{ClusterId, Incarnation, ReplicaId, ShardId, StoreId};
 use flexlog_replica::{Output, Replica};
 use flexlog_storage_pm::device::{Fences, SimDevice, SimMedia};
+use flexlog_storage_pm::ssd::SimFolder;
 use flexlog_storage_pm::{Advanced, Closed, Intended, Mark, Options, Owner, Store};
 use flexlog_tree_config::StoreState;
 use flexlog_tree_config::identity::{self, Opening, Step};
@@ -44,6 +48,15 @@ pub(crate) fn replica_id(member: usize) -> ReplicaId {
     ReplicaId(member as u32 + 1)
 }
 
+/// Work of a store that another thread has not done yet.
+pub(crate) struct Job(pub(crate) Background);
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Job")
+    }
+}
+
 /// A member that runs.
 #[derive(Debug)]
 pub(crate) struct Member {
@@ -55,6 +68,9 @@ pub(crate) struct Member {
     /// The fence under way, and how many writes it covers.
     pub(crate) fence: Option<(FenceId, u64)>,
     pub(crate) checkpointing: bool,
+    /// Work of the store under way elsewhere, and whether the store may have more since it was asked last.
+    pub(crate) job: Option<Job>,
+    pub(crate) may_have_work: bool,
     pub(crate) failed: Option<String>,
     /// The newest incarnation that it was asked to seal to, and whether it has.
     pub(crate) sealing: Option<Incarnation>,
@@ -95,30 +111,35 @@ pub(crate) enum Opened {
     Store(Box<(Store<SimDevice>, Recovered)>),
 }
 
+/// The area's medium and the folder of SSD files.
+pub(crate) type Media = (SimMedia, Option<SimFolder>);
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) member: usize,
     pub(crate) media: SimMedia,
+    /// Where older records move to, if anywhere.
+    pub(crate) ssd: Option<SimFolder>,
     pub(crate) process: Process,
     /// The medium will fail, and the power with it.
     pub(crate) armed: bool,
     /// How often the store was opened.
     pub(crate) opened: u64,
     /// A copy from an earlier opening: how often the store was opened then.
-    pub(crate) image: Option<(u64, SimMedia)>,
-    /// The right medium, while an older image is in its place.
-    pub(crate) aside: Option<SimMedia>,
+    pub(crate) image: Option<(u64, Media)>,
+    /// The right media, while an older image is in their place.
+    pub(crate) aside: Option<Media>,
     fences: Fences,
     options: Options,
 }
 
 impl Machine {
-    pub(crate) fn new(member: usize, fences: Fences, options: Options) -> Self {
+    pub(crate) fn new(member: usize, fences: Fences, options: Options, ssd: Option<SimFolder>) -> Self {
         let media = SimMedia::new(options.limit_bytes);
         media.set_fences(fences);
         let process = Process::Closed;
-        Self { member, media, process, armed: false, opened: 0, image: None, aside: None, fences, options }
+        Self { member, media, ssd, process, armed: false, opened: 0, image: None, aside: None, fences, options }
     }
 
     pub(crate) fn up(&self) -> Option<&Member> {
@@ -132,6 +153,7 @@ impl Machine {
     /// The power is gone: any part of what was not fenced is lost.
     pub(crate) fn power_cut(&mut self, seed: u64) {
         self.process = Process::Closed;
+        self.ssd = self.ssd.as_ref().map(|ssd| ssd.crash(seed));
         self.replace(self.media.crash(seed));
     }
 
@@ -141,6 +163,7 @@ impl Machine {
         let covered = self.up().filter(|member| member.failed.is_none()).and_then(|member| member.fence);
         self.process = Process::Closed;
         if self.armed {
+            self.ssd = self.ssd.as_ref().map(SimFolder::copy);
             self.replace(self.media.copy());
         } else {
             // A fence that was under way goes on without the one who asked for it; what it does not cover is where it was.
@@ -158,6 +181,10 @@ impl Machine {
     pub(crate) fn disarm(&mut self) {
         self.media.fail_fence(NEVER);
         self.media.fail_write(NEVER);
+        if let Some(ssd) = &self.ssd {
+            ssd.fail_append(0);
+            ssd.fail_sync(0);
+        }
         self.armed = false;
     }
 
@@ -166,17 +193,19 @@ impl Machine {
         if let (Some((opened, image)), None) = (&self.image, &self.aside)
             && *opened < self.opened
         {
-            let image = image.copy();
-            image.set_fences(self.fences);
-            self.aside = Some(std::mem::replace(&mut self.media, image));
+            let (media, ssd) = (image.0.copy(), image.1.as_ref().map(SimFolder::copy));
+            media.set_fences(self.fences);
+            let right = std::mem::replace(&mut self.media, media);
+            self.aside = Some((right, std::mem::replace(&mut self.ssd, ssd)));
         }
     }
 
     /// Puts the right medium back. Returns whether it was away.
     pub(crate) fn swap_out_image(&mut self) -> bool {
-        let Some(media) = self.aside.take() else { return false };
+        let Some((media, ssd)) = self.aside.take() else { return false };
         self.process = Process::Closed;
         self.media = media;
+        self.ssd = ssd;
         true
     }
 
@@ -198,7 +227,11 @@ impl Machine {
                 let owner = Owner { cluster: CLUSTER, replica: replica_id(member) };
                 let what = format!("store {member}");
                 let device = self.media.device();
-                Stage::Found(Closed::open(device, what, owner, StoreId(nonce), self.options).map_err(store)?)
+                let closed = Closed::open(device, what, owner, StoreId(nonce), self.options).map_err(store)?;
+                Stage::Found(match &self.ssd {
+                    Some(ssd) => closed.with_ssd(Arc::new(ssd.clone())),
+                    None => closed,
+                })
             }
             Process::Opening(Stage::Found(closed)) => {
                 if let Mark::Opened { n, nonce: Some(nonce) } = closed.mark()
@@ -237,7 +270,7 @@ impl Machine {
                 let (store, recovered) = advanced.finish().map_err(store)?;
                 self.opened = opened;
                 if self.image.as_ref().is_none_or(|(n, _)| opened > n + 2) {
-                    self.image = Some((opened, self.media.copy()));
+                    self.image = Some((opened, (self.media.copy(), self.ssd.as_ref().map(SimFolder::copy))));
                 }
                 return Ok(Opened::Store(Box::new((store, recovered))));
             }
@@ -266,6 +299,8 @@ impl Machine {
             covered: 0,
             fence: None,
             checkpointing: false,
+            job: None,
+            may_have_work: true,
             failed: None,
             sealing,
             follows: None,

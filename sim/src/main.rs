@@ -50,7 +50,7 @@ fn guarded(seed: u64, config: Config) -> Result<Report, String> {
 fn series(arguments: &Arguments, out: &mut impl Write) -> io::Result<u64> {
     let config = Config { events: arguments.events, members: arguments.members, ..Config::default() };
     let started = Instant::now();
-    let (mut events, mut crashes, mut appends, mut images, mut failed, mut done) = (0, 0, 0, 0, 0, 0);
+    let (mut events, mut crashes, mut appends, mut images, mut moves, mut failed, mut done) = (0, 0, 0, 0, 0, 0, 0);
     for seed in arguments.from..arguments.from.saturating_add(arguments.seeds) {
         done += 1;
         match guarded(seed, config) {
@@ -59,6 +59,7 @@ fn series(arguments: &Arguments, out: &mut impl Write) -> io::Result<u64> {
                 crashes += report.crashes;
                 appends += report.acknowledged;
                 images += report.refused_images;
+                moves += report.moves;
                 let Some(violation) = report.violation else { continue };
                 writeln!(out, "seed {seed}, event {}: {violation}", report.events)?;
                 if arguments.last > 0 {
@@ -78,7 +79,7 @@ fn series(arguments: &Arguments, out: &mut impl Write) -> io::Result<u64> {
     writeln!(
         out,
         "{done} seeds, {failed} failed; {events} events ({:.0}/s), {crashes} crashes ({:.0}/s), {appends} appends \
-         acknowledged, {images} older images refused; {seconds:.1} s",
+         acknowledged, {images} older images refused, {moves} moves to SSD files; {seconds:.1} s",
         events as f64 / seconds,
         crashes as f64 / seconds,
     )?;

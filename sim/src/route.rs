@@ -15,7 +15,7 @@ use crate::invariants::{
     Violation, i01_one_number_one_record as i01, i02_on_every_member as i02, i09_old_incarnations as i09, i12_bounds,
 };
 use crate::ledger::Write;
-use crate::machine::replica_id;
+use crate::machine::{Job, replica_id};
 use crate::net::{Fetch, Packet, Stream};
 use crate::world::{Owner, World};
 
@@ -222,6 +222,7 @@ impl World {
                     let upto = if self.is_bug(Bug::TrimsOneMore) { upto.plus(1).unwrap_or(upto) } else { upto };
                     if let Some(member) = self.machines[at].up_mut() {
                         member.store.trim(color, upto);
+                        member.may_have_work = true;
                     }
                     self.history.ledgers[at].trims.insert(color, upto);
                 }
@@ -293,6 +294,7 @@ impl World {
         let without_fence = self.is_bug(Bug::SealWithoutFence);
         let Some(member) = self.machines[at].up_mut() else { return Ok(()) };
         member.written += 1;
+        member.may_have_work = true;
         if member.failed.is_some() {
             self.history.ledgers[at].note(Write::Nothing);
             return Ok(());
@@ -358,6 +360,30 @@ impl World {
         Ok(())
     }
 
+    /// Another thread does what it has for a store, or the store is asked what there is.
+    pub(crate) fn work(&mut self, at: usize) -> Result<(), Violation> {
+        let now = self.now;
+        let Some(member) = self.machines[at].up_mut() else { return Ok(()) };
+        if let Some(Job(work)) = member.job.take() {
+            let before = member.store.usage().ssd_records;
+            work();
+            self.moves += u64::from(member.store.usage().ssd_records > before);
+            member.may_have_work = true;
+            return Ok(());
+        }
+        match member.store.background(now) {
+            Ok(work) => {
+                member.may_have_work = false;
+                member.job = work.map(Job);
+                Ok(())
+            }
+            Err(error) => {
+                member.may_have_work = false;
+                self.store_failed(at, &error.to_string())
+            }
+        }
+    }
+
     pub(crate) fn start_fence(&mut self, at: usize) -> Result<(), Violation> {
         let Some(member) = self.machines[at].up_mut() else { return Ok(()) };
         match member.store.fence() {
@@ -385,6 +411,7 @@ impl World {
         match member.store.fenced() {
             Ok(done) if done >= id => {
                 member.fence = None;
+                member.may_have_work = true;
                 self.history.durable_upto(at, upto)?;
                 self.push(Stream::Store { member: at }, Packet::Store(Input::Durable { upto }));
                 Ok(())

@@ -14,6 +14,7 @@ use flexlog_replica::ConnId;
 use flexlog_sequencer::{Counter, Leaf};
 use flexlog_storage_pm::Options;
 use flexlog_storage_pm::device::Fences;
+use flexlog_storage_pm::ssd::SimFolder;
 use flexlog_tree_config::StoreState;
 
 use crate::bug::Bug;
@@ -41,6 +42,7 @@ pub(crate) enum Action {
     StartFence(usize),
     FinishFence(usize),
     Checkpoint(usize),
+    Work(usize),
     Open(usize),
     Claim,
     Retire,
@@ -120,6 +122,7 @@ pub(crate) struct World {
     pub(crate) broken_stores: bool,
     pub(crate) crashes: u64,
     pub(crate) refused_images: u64,
+    pub(crate) moves: u64,
     pub(crate) lines: VecDeque<String>,
     options: Vec<(Action, u64)>,
 }
@@ -135,9 +138,20 @@ impl World {
             segment_bytes,
             limit_bytes: HEAD + segments * segment_bytes,
             cache_bytes: 0,
+            high_mark: chooser.pick(&[10, 25, 50, 75]),
             ..Options::default()
         };
-        let machines = (0..config.members).map(|member| Machine::new(member, kind.fences, options)).collect();
+        let tiered = !chooser.one_in(3);
+        let small = tiered && chooser.one_in(4);
+        let ssd = || {
+            let folder = SimFolder::new();
+            if small {
+                folder.set_limit(128 << 10);
+            }
+            folder
+        };
+        let machine = |member| Machine::new(member, kind.fences, options, tiered.then(ssd));
+        let machines = (0..config.members).map(machine).collect();
         let clients = (0..chooser.between(1, 5))
             .map(|_| Client::new(chooser.between(1, 8) as usize, chooser.one_in(8)))
             .collect();
@@ -161,6 +175,7 @@ impl World {
             broken_stores: false,
             crashes: 0,
             refused_images: 0,
+            moves: 0,
             lines: VecDeque::new(),
             options: Vec::new(),
         }
@@ -182,6 +197,7 @@ impl World {
             acknowledged: self.history.acknowledged,
             committed: self.history.committed.len() as u64,
             refused_images: self.refused_images,
+            moves: self.moves,
             violation,
             last_events: self.lines.iter().cloned().collect(),
         }
@@ -257,6 +273,10 @@ impl World {
                 }
                 None => {}
             }
+            let due = member.store.background_at().is_some_and(|at| at <= self.now);
+            if member.job.is_some() || member.may_have_work || due {
+                options.push((Action::Work(at), 2));
+            }
         }
         if self.needs_claim && self.machines.iter().all(|machine| machine.up().is_some()) {
             options.push((Action::Claim, 6));
@@ -276,6 +296,7 @@ impl World {
             Action::StartFence(at) => self.start_fence(at)?,
             Action::FinishFence(at) => self.finish_fence(at)?,
             Action::Checkpoint(at) => self.want_checkpoint(at),
+            Action::Work(at) => self.work(at)?,
             Action::Open(at) => self.open_step(at)?,
             Action::Claim => self.claim()?,
             Action::Retire => _ = self.sequencers.remove(0),
@@ -453,9 +474,12 @@ impl World {
                 let at = self.chooser.below(self.machines.len() as u64) as usize;
                 if !self.machines[at].armed {
                     self.machines[at].armed = true;
-                    match self.chooser.below(5) {
-                        n @ (0 | 1) => self.machines[at].media.fail_fence(n + 1),
-                        n => self.machines[at].media.fail_write(n - 1),
+                    let machine = &self.machines[at];
+                    match (self.chooser.below(7), &machine.ssd) {
+                        (n @ (0 | 1), _) => machine.media.fail_fence(n + 1),
+                        (5, Some(ssd)) => ssd.fail_sync(self.chooser.between(1, 4)),
+                        (6, Some(ssd)) => ssd.fail_append(self.chooser.between(1, 4)),
+                        (n, _) => machine.media.fail_write(n - 1),
                     }
                 }
             }
