@@ -33,6 +33,8 @@ enum Op {
 const OPS: [Op; 9] =
     [Op::Append, Op::Batch, Op::Assign, Op::Trim, Op::Hole, Op::Seal, Op::NewView, Op::Checkpoint, Op::Move];
 
+/// Bytes of an append: as the first entry of a segment it ends with a line, so that nothing is padded behind it.
+const APPENDED: usize = 71;
 /// Choices up to which all subsets are tried.
 const ALL_UPTO: usize = 10;
 /// Images tried where there are more.
@@ -147,7 +149,7 @@ impl Run {
 
     fn op(&mut self, op: Op) -> Result<(), String> {
         match op {
-            Op::Append => self.world.stage_exactly(1, &[100]).map(|_| ()),
+            Op::Append => self.world.stage_exactly(1, &[APPENDED]).map(|_| ()),
             Op::Batch => self.world.stage_exactly(2, &[0, 40, 7]).map(|_| ()),
             Op::Assign => self.world.assign_all(),
             Op::Trim => self.world.trim(1, 60),
@@ -228,7 +230,7 @@ impl Run {
             let on = |world: &mut World| {
                 // As long as the append of the workload in half of the cases, so that what comes behind meets what came
                 // behind that one.
-                world.stage_exactly(1, &[if seed % 2 == 0 { 100 } else { (seed % 300) as usize }])?;
+                world.stage_exactly(1, &[if seed % 2 == 0 { APPENDED } else { (seed % 300) as usize }])?;
                 if seed % 3 == 0 {
                     world.assign_all()?;
                 }
