@@ -20,10 +20,14 @@ const SHORT: u64 = 32;
 const COMPARED: u64 = 1000;
 
 /// What the records are on, and whether RocksDB syncs its log for each.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
-#[serde(tag = "kind", rename_all = "lowercase")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Medium {
-    Memory { sync: bool },
+    /// Memory, RocksDB's log not synced.
+    Tmpfs,
+    /// Memory, RocksDB's log synced.
+    TmpfsSync,
+    /// A disk, synced.
     Disk,
 }
 
@@ -39,13 +43,13 @@ pub(super) struct Cell {
 
 impl Cell {
     pub(super) fn sync(&self) -> bool {
-        self.medium != Medium::Memory { sync: false }
+        self.medium != Medium::Tmpfs
     }
 
     fn medium(&self) -> &'static str {
         match self.medium {
-            Medium::Memory { sync: false } => "tmpfs",
-            Medium::Memory { sync: true } => "tmpfs, sync",
+            Medium::Tmpfs => "tmpfs",
+            Medium::TmpfsSync => "tmpfs, sync",
             Medium::Disk => "disk, sync",
         }
     }

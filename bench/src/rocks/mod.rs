@@ -37,9 +37,9 @@ pub(crate) struct RocksArgs {
     /// A folder on a disk to measure in; made if need be.
     #[arg(long, default_value = "target")]
     disk: PathBuf,
-    /// Leave out the part on disk.
-    #[arg(long)]
-    no_disk: bool,
+    /// Only these media.
+    #[arg(long, value_delimiter = ',', default_values = ["tmpfs", "tmpfs-sync", "disk"])]
+    media: Vec<Medium>,
     /// Fewer rows, for a first look.
     #[arg(long)]
     quick: bool,
@@ -71,27 +71,27 @@ const TARGETS: [Target; 6] = [
     Target {
         what: "1 KiB appends, tmpfs, one thread, sync off",
         times: 20.0,
-        of: |cell| (cell.medium, cell.size, cell.threads, cell.reads) == (Medium::Memory { sync: false }, 1024, 1, 0),
+        of: |cell| (cell.medium, cell.size, cell.threads, cell.reads) == (Medium::Tmpfs, 1024, 1, 0),
     },
     Target {
         what: "up to half reads, tmpfs, sync off",
         times: 10.0,
-        of: |cell| cell.medium == Medium::Memory { sync: false } && cell.reads <= 50,
+        of: |cell| cell.medium == Medium::Tmpfs && cell.reads <= 50,
     },
     Target {
         what: "up to half reads, tmpfs, sync on",
         times: 10.0,
-        of: |cell| cell.medium == Medium::Memory { sync: true } && cell.reads <= 50,
+        of: |cell| cell.medium == Medium::TmpfsSync && cell.reads <= 50,
     },
     Target {
         what: "99 % reads, tmpfs, sync off",
         times: 3.0,
-        of: |cell| cell.medium == Medium::Memory { sync: false } && cell.reads == 99,
+        of: |cell| cell.medium == Medium::Tmpfs && cell.reads == 99,
     },
     Target {
         what: "99 % reads, tmpfs, sync on",
         times: 3.0,
-        of: |cell| cell.medium == Medium::Memory { sync: true } && cell.reads == 99,
+        of: |cell| cell.medium == Medium::TmpfsSync && cell.reads == 99,
     },
     Target {
         what: "appends, disk, sync on, 8 threads",
@@ -106,12 +106,8 @@ fn cells(args: &RocksArgs) -> Vec<Cell> {
         args.sizes.clone().unwrap_or_else(|| if args.quick { vec![64, 1024] } else { vec![64, 256, 1024, 4096] });
     let threads = args.threads.clone().unwrap_or_else(|| if args.quick { vec![1, 8] } else { vec![1, 2, 8] });
     let reads = args.reads.clone().unwrap_or_else(|| if args.quick { vec![0, 50, 99] } else { vec![0, 50, 95, 99] });
-    let mut media = vec![Medium::Memory { sync: false }, Medium::Memory { sync: true }];
-    if !args.no_disk {
-        media.push(Medium::Disk);
-    }
     let mut cells = Vec::new();
-    for medium in media {
+    for &medium in &args.media {
         for &size in &sizes {
             for &threads in &threads {
                 cells.extend(reads.iter().map(|&reads| Cell { medium, size, threads, reads }));
@@ -124,14 +120,14 @@ fn cells(args: &RocksArgs) -> Vec<Cell> {
 #[expect(clippy::print_stderr, reason = "a run takes minutes, and people want to see that it goes on")]
 pub(crate) fn run(args: &RocksArgs) -> Outcome<()> {
     let memory = memory_folder(args.dir.as_deref())?;
-    let disk = (!args.no_disk).then(|| disk_folder(&args.disk)).transpose()?;
+    let disk = args.media.contains(&Medium::Disk).then(|| disk_folder(&args.disk)).transpose()?;
     let began = Instant::now();
     let cells = cells(args);
     let mut rows = Vec::new();
     let mut version = String::new();
     for (done, cell) in cells.iter().enumerate() {
         let dir = match cell.medium {
-            Medium::Memory { .. } => &memory,
+            Medium::Tmpfs | Medium::TmpfsSync => &memory,
             Medium::Disk => disk.as_ref().unwrap_or(&memory),
         };
         let folder = tempfile::Builder::new().prefix("flexlog-bench-").tempdir_in(dir)?;
@@ -161,7 +157,8 @@ fn disk_folder(dir: &Path) -> Outcome<PathBuf> {
     if device_for(dir)? == DeviceKind::File {
         Ok(dir.to_owned())
     } else {
-        Err(format!("{} is in memory: give a folder on a disk with --disk, or --no-disk", dir.display()).into())
+        Err(format!("{} is in memory: give a folder on a disk with --disk, or leave it out of --media", dir.display())
+            .into())
     }
 }
 
@@ -227,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_target_looks_at_its_own_rows_and_names_the_lowest() {
-        let memory = Medium::Memory { sync: false };
+        let memory = Medium::Tmpfs;
         let rows =
             [row(memory, 1, 0, 12.0), row(memory, 8, 50, 9.0), row(memory, 8, 95, 2.0), row(Medium::Disk, 8, 0, 1.0)];
         let judged = judge(&TARGETS[1], &rows).unwrap();

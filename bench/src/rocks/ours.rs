@@ -17,7 +17,7 @@ use crate::Outcome;
 use crate::stores::{AROUND_A_RECORD, Log, SEGMENT, number, open, payload, pool};
 
 /// What all stores of a row hold together, about.
-pub(super) const HELD_BYTES: u64 = 512 << 20;
+pub(super) const HELD_BYTES: u64 = 256 << 20;
 /// Segments beyond what is held: those that are about to be given back, and the reserves.
 const SPARE_SEGMENTS: u64 = 8;
 /// Records that share a fence before the first slice.
