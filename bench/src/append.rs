@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::Outcome;
 use crate::echo::{Echo, Kind};
-use crate::measure::{self, Latencies, Spread};
+use crate::measure::{self, Latencies, Output, Spread};
 use crate::servers::{self, Process};
 
 /// Arguments of `bench append`.
@@ -35,9 +35,8 @@ pub(crate) struct AppendArgs {
     /// Leave out the part on disk.
     #[arg(long)]
     no_disk: bool,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
 }
 
 /// Rounds of one slice: appends and baselines take turns that are this long.
@@ -119,8 +118,7 @@ pub(crate) fn run(args: &AppendArgs) -> Outcome<()> {
         true => None,
         false => Some(on_disk(args, &runtime)?),
     };
-    report(args, &memory, disk.as_deref());
-    Ok(())
+    args.output.tell(&object(args, &memory, disk.as_deref()), || tables(args, &memory, disk.as_deref()))
 }
 
 fn on_tmpfs(args: &AppendArgs, runtime: &tokio::runtime::Runtime, folder: &TempDir) -> Outcome<OnTmpfs> {
@@ -295,35 +293,39 @@ impl Syncs {
     }
 }
 
-fn report(args: &AppendArgs, memory: &OnTmpfs, disk: Option<&[Run]>) {
-    let figure = |runs: &[Run], of: fn(&Run) -> f64| Spread::of(runs.iter().map(of));
-    let pipelined = Spread::of(memory.pipelined.iter().copied());
-    if args.json {
-        let figures = |runs: &[Run]| {
-            json!({
-                "p50_us": figure(runs, |run| run.p50).median,
-                "p99_us": figure(runs, |run| run.p99).median,
-                "tcp_echo_p50_us": figure(runs, |run| run.echo).median,
-                "tcp_echo_p99_us": figure(runs, |run| run.echo_p99).median,
-                "two_fdatasync_rounds_p50_us": figure(runs, |run| run.syncs).median,
-                "ratio": figure(runs, Run::ratio).median,
-            })
-        };
-        // What is asked for first stands at the top: client and server on a core each.
-        let mut object = memory.by_placement.first().map(|(_, runs)| figures(runs)).unwrap_or_default();
-        object["size"] = args.size.into();
-        object["runs"] = args.runs.into();
-        object["pipelined_per_s"] = pipelined.median.into();
-        object["pipelined_size"] = PIPELINED_BYTES.into();
-        object["idle_cpu_percent"] = memory.idle.into();
-        for (placement, runs) in &memory.by_placement {
-            object[placement.name()] = figures(runs);
-        }
-        if let Some(disk) = disk {
-            object["disk"] = figures(disk);
-        }
-        return measure::json(&object);
+fn figure(runs: &[Run], of: fn(&Run) -> f64) -> Spread {
+    Spread::of(runs.iter().map(of))
+}
+
+fn object(args: &AppendArgs, memory: &OnTmpfs, disk: Option<&[Run]>) -> serde_json::Value {
+    let figures = |runs: &[Run]| {
+        json!({
+            "p50_us": figure(runs, |run| run.p50).median,
+            "p99_us": figure(runs, |run| run.p99).median,
+            "tcp_echo_p50_us": figure(runs, |run| run.echo).median,
+            "tcp_echo_p99_us": figure(runs, |run| run.echo_p99).median,
+            "two_fdatasync_rounds_p50_us": figure(runs, |run| run.syncs).median,
+            "ratio": figure(runs, Run::ratio).median,
+        })
+    };
+    // What is asked for first stands at the top: client and server on a core each.
+    let mut object = memory.by_placement.first().map(|(_, runs)| figures(runs)).unwrap_or_default();
+    object["size"] = args.size.into();
+    object["runs"] = args.runs.into();
+    object["pipelined_per_s"] = Spread::of(memory.pipelined.iter().copied()).median.into();
+    object["pipelined_size"] = PIPELINED_BYTES.into();
+    object["idle_cpu_percent"] = memory.idle.into();
+    for (placement, runs) in &memory.by_placement {
+        object[placement.name()] = figures(runs);
     }
+    if let Some(disk) = disk {
+        object["disk"] = figures(disk);
+    }
+    object
+}
+
+fn tables(args: &AppendArgs, memory: &OnTmpfs, disk: Option<&[Run]>) {
+    let pipelined = Spread::of(memory.pipelined.iter().copied());
     let spread = |s: Spread, digits: usize| format!("{:.digits$} ({:.digits$}–{:.digits$})", s.median, s.min, s.max);
     let mut rows = Vec::new();
     let on_tmpfs =

@@ -2,14 +2,21 @@
 //!
 //! Every figure stands beside its baseline, measured in the same run, interleaved with it in time: the machines this runs
 //! on are shared and noisy, so a ratio says more than a figure. Each subcommand prints a table, or with `--json` one
-//! object.
+//! object, which `--out FILE` writes to a file too.
 
 mod append;
 mod echo;
 mod measure;
 mod memory;
+mod plot;
+mod reads;
+mod recovery;
+#[cfg(feature = "rocksdb")]
+mod rocks;
 mod servers;
 mod storage;
+mod stores;
+mod tiers;
 
 use std::process::ExitCode;
 
@@ -31,6 +38,24 @@ enum What {
     Storage(storage::StorageArgs),
     /// Appends over real sockets to an `up` process, beside a TCP echo (and fdatasync) of the same size.
     Append(append::AppendArgs),
+    /// Appends and reads in one store, beside the same in RocksDB.
+    #[cfg(feature = "rocksdb")]
+    Rocksdb(rocks::RocksArgs),
+    /// Appends and reads in one store, beside the same in RocksDB: not in this build, see below.
+    ///
+    /// RocksDB takes many minutes to build and needs libclang, so this is for those who ask for it:
+    /// CXXFLAGS=-march=native cargo run --release -p bench --features rocksdb -- rocksdb
+    #[cfg(not(feature = "rocksdb"))]
+    Rocksdb {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+        args: Vec<String>,
+    },
+    /// How long it takes to read a record, beside a copy with a checksum.
+    Reads(reads::ReadsArgs),
+    /// How long a store takes to open, beside reading its area once.
+    Recovery(recovery::RecoveryArgs),
+    /// What records on SSD cost in memory, and how many bytes are written for those that move there.
+    Tiers(tiers::TiersArgs),
     /// Memory of the server while a gigabyte is written.
     Memory(memory::MemoryArgs),
     /// The flexlog command, for the server processes that are measured.
@@ -39,6 +64,9 @@ enum What {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Opens a store that another process measures.
+    #[command(hide = true)]
+    Open(tiers::OpenArgs),
     /// An echo server, for the baseline.
     #[command(hide = true)]
     Echo(echo::EchoArgs),
@@ -49,6 +77,19 @@ fn main() -> ExitCode {
     let result = match Cli::parse().what {
         What::Storage(args) => storage::run(&args),
         What::Append(args) => append::run(&args),
+        #[cfg(feature = "rocksdb")]
+        What::Rocksdb(args) => rocks::run(&args),
+        #[cfg(not(feature = "rocksdb"))]
+        What::Rocksdb { args } => Err(format!(
+            "this program was built without RocksDB. Run: CXXFLAGS=-march=native cargo run --release -p bench \
+             --features rocksdb -- rocksdb {}",
+            args.join(" ")
+        )
+        .into()),
+        What::Reads(args) => reads::run(&args),
+        What::Recovery(args) => recovery::run(&args),
+        What::Tiers(args) => tiers::run(&args),
+        What::Open(args) => tiers::open_and_tell(&args),
         What::Memory(args) => memory::run(&args),
         What::Flexlog { args } => {
             return flexlog_node::cli::main_with(std::iter::once("flexlog".to_owned()).chain(args));

@@ -1,11 +1,15 @@
 //! Medians, and tables for people.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use hdrhistogram::Histogram;
 
+use crate::Outcome;
+
 /// The middle one of some figures, and how far they are apart.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, serde::Serialize)]
 pub(crate) struct Spread {
     pub(crate) min: f64,
     pub(crate) median: f64,
@@ -55,7 +59,9 @@ impl Latencies {
 #[expect(clippy::print_stdout, reason = "this is what the program is for")]
 pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) {
     let widths: Vec<usize> = (0..head.len())
-        .map(|column| rows.iter().map(|row| row[column].len()).chain([head[column].len()]).max().unwrap_or(0))
+        .map(|column| {
+            rows.iter().map(|row| row[column].chars().count()).chain([head[column].chars().count()]).max().unwrap_or(0)
+        })
         .collect();
     let line = |cells: &[String]| {
         let cells: Vec<String> = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}")).collect();
@@ -66,8 +72,30 @@ pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) {
     rows.iter().for_each(|row| line(row));
 }
 
-/// Prints one JSON object.
-#[expect(clippy::print_stdout, reason = "this is what the program is for")]
-pub(crate) fn json(value: &serde_json::Value) {
-    println!("{value}");
+/// How a benchmark tells its figures.
+#[derive(Args)]
+pub(crate) struct Output {
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write that object to this file too.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+impl Output {
+    /// Writes and prints the object, as asked; `people` prints the tables instead where no JSON was asked for.
+    #[expect(clippy::print_stdout, reason = "this is what the program is for")]
+    pub(crate) fn tell(&self, value: &serde_json::Value, people: impl FnOnce()) -> Outcome<()> {
+        if let Some(path) = &self.out {
+            let text = format!("{value:#}\n");
+            std::fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        }
+        if self.json {
+            println!("{value}");
+        } else {
+            people();
+        }
+        Ok(())
+    }
 }

@@ -5,7 +5,7 @@ use flexlog_client::{Client, Record};
 use serde_json::json;
 
 use crate::Outcome;
-use crate::measure;
+use crate::measure::{self, Output};
 use crate::servers::Process;
 
 /// Arguments of `bench memory`.
@@ -17,9 +17,8 @@ pub(crate) struct MemoryArgs {
     /// Where the folder is made.
     #[arg(long, default_value = "/dev/shm")]
     tmpfs: String,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
 }
 
 pub(crate) fn run(args: &MemoryArgs) -> Outcome<()> {
@@ -28,15 +27,14 @@ pub(crate) fn run(args: &MemoryArgs) -> Outcome<()> {
     let server = Process::cluster(folder.path())?;
     let before = server.anonymous_bytes()?;
     let (most, index) = runtime.block_on(write(args.records, &server))?;
-    if args.json {
-        measure::json(&json!({
-            "records": args.records,
-            "size": 1024,
-            "anonymous_mib_before": before >> 20,
-            "anonymous_mib_most": most >> 20,
-            "index_bytes_per_record_and_replica": index,
-        }));
-    } else {
+    let object = json!({
+        "records": args.records,
+        "size": 1024,
+        "anonymous_mib_before": before >> 20,
+        "anonymous_mib_most": most >> 20,
+        "index_bytes_per_record_and_replica": index,
+    });
+    args.output.tell(&object, || {
         measure::table(
             &["records of 1 KiB", "anonymous MiB before", "at most", "index bytes a record and replica"],
             &[vec![
@@ -46,8 +44,7 @@ pub(crate) fn run(args: &MemoryArgs) -> Outcome<()> {
                 format!("{index:.1}"),
             ]],
         );
-    }
-    Ok(())
+    })
 }
 
 /// Writes all, and gives the most anonymous bytes seen and the index bytes of a record on one replica.
