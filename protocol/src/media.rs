@@ -18,7 +18,7 @@ pub struct FenceId(pub u64);
 ///
 /// Between two fences any subset of what was written may reach the media, in any order, torn at 8-byte grain. All
 /// offsets are in bytes from the start of the device.
-pub trait Device: Send {
+pub trait Device: Send + Sync {
     /// What it is and what it promises, for people: `mmap on tmpfs (does not outlive the machine)`.
     fn describe(&self) -> String;
 
@@ -76,6 +76,9 @@ pub trait Device: Send {
 
     /// The bytes at `at`, where the device is memory; `None` where it must be [`Device::read`].
     fn slice(&self, at: u64, len: usize) -> Option<&[u8]>;
+
+    /// Says that this range is about to be read as a whole. What comes of it is the device's business.
+    fn will_read(&self, _at: u64, _len: u64) {}
 
     /// Reads the same medium from any thread, while the device goes on.
     ///

@@ -11,6 +11,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use flexlog_protocol::checksum::crc32c;
@@ -19,6 +20,10 @@ use flexlog_protocol::media::Device;
 use crate::codec::{self, Checkpoint, Continue, PART_META, PartMeta, StagedMeta};
 use crate::layout::{ENTRY_HEADER, HEAD_BYTES, Header, Kind, Place, entry_crc};
 use crate::superblock::Superblock;
+
+/// The most threads that scan an area, and how large one is that is worth more than one.
+const MOST_THREADS: usize = 4;
+const PARALLEL_BYTES: u64 = 8 << 20;
 
 /// Why there is no log to be found.
 #[derive(Debug)]
@@ -111,6 +116,7 @@ impl<'a, D: Device> Reader<'a, D> {
     }
 
     fn scan(&self, slot: usize, facts: &mut Facts) -> io::Result<Option<(u32, Scan)>> {
+        self.device.will_read(self.byte(slot, 0), self.segment_bytes);
         let bytes = self.segment(slot)?;
         let first = good_entry(&bytes, 0, None, self.seed)
             .filter(|(header, _)| header.kind == Kind::Continue)
@@ -136,15 +142,40 @@ impl<'a, D: Device> Reader<'a, D> {
         Ok(Some((generation, scan)))
     }
 
+    /// Scans all segments, several at once where the machine can: nothing that is said of one depends on another.
+    fn scan_all(&self) -> io::Result<(BTreeMap<u32, Scan>, Facts)> {
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let (mut scans, mut facts) = (Vec::new(), Facts::default());
+            loop {
+                let slot = next.fetch_add(1, Ordering::Relaxed);
+                if slot >= self.slots {
+                    return Ok((scans, facts));
+                }
+                scans.extend(self.scan(slot, &mut facts)?);
+            }
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+        let threads = if self.slots as u64 * self.segment_bytes < PARALLEL_BYTES { 1 } else { threads };
+        let results: Vec<io::Result<(Vec<(u32, Scan)>, Facts)>> = std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+            let mut results = vec![work()];
+            let panicked = |_| Err(io::Error::other("a thread that scanned the area ended early"));
+            results.extend(others.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)));
+            results
+        });
+        let (mut scans, mut facts) = (BTreeMap::new(), Facts::default());
+        for result in results {
+            let (some, more) = result?;
+            scans.extend(some);
+            facts.join(more);
+        }
+        Ok((scans, facts))
+    }
+
     /// Finds the log.
     pub(crate) fn find(&self) -> Result<Found, Problem> {
-        let mut facts = Facts::default();
-        let mut scans = BTreeMap::new();
-        for slot in 0..self.slots {
-            if let Some((generation, scan)) = self.scan(slot, &mut facts)? {
-                scans.insert(generation, scan);
-            }
-        }
+        let (scans, facts) = self.scan_all()?;
         let search = Search { reader: self, scans, facts };
         // What is at this place or behind it is no part of the log.
         let mut upper = Place::new(u32::MAX, u32::MAX);
@@ -192,6 +223,12 @@ struct Facts {
 }
 
 impl Facts {
+    fn join(&mut self, other: Self) {
+        self.fenced = self.fenced.max(other.fenced);
+        self.generation = self.generation.max(other.generation);
+        self.headless.extend(other.headless);
+    }
+
     fn note(&mut self, header: &Header) {
         self.fenced = self.fenced.max(header.fenced);
         self.generation = self.generation.max(header.generation);

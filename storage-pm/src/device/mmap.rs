@@ -371,6 +371,14 @@ impl Device for MmapDevice {
         Some(unsafe { std::slice::from_raw_parts(self.map.as_ptr().add(at as usize), len) })
     }
 
+    fn will_read(&self, at: u64, len: u64) {
+        let len = len.min(self.len.saturating_sub(at));
+        if len > 0 {
+            // Where this is not possible, each page is faulted in when it is read: slower, and as good.
+            let _ = self.map.advise_range(Advice::PopulateRead, at as usize, len as usize);
+        }
+    }
+
     fn reader(&self) -> io::Result<Arc<dyn AreaReader>> {
         // The file and the mapping are the same pages, and reading the file needs no promise about who writes where.
         Ok(Arc::new(super::FileReader(Arc::new(self.file.try_clone()?))))

@@ -194,6 +194,10 @@ impl Device for AnyDevice {
         each!(self, device => device.slice(at, len))
     }
 
+    fn will_read(&self, at: u64, len: u64) {
+        each!(self, device => device.will_read(at, len))
+    }
+
     fn reader(&self) -> io::Result<Arc<dyn AreaReader>> {
         each!(self, device => device.reader())
     }
