@@ -15,16 +15,18 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 
-use flexlog_protocol::api::{Answer, AppendRequest, Appended, ReplicaStatus, Request, ShardStatus};
+use flexlog_protocol::api::{Answer, AppendRequest, Appended, Failure, ReplicaStatus, Request, ShardStatus};
 use flexlog_protocol::media::{Background, FenceId, Late, LaterRead, LogStore, Reading, StoreError};
 use flexlog_protocol::peer::{FromParent, PeerMessage, ToParent};
-use flexlog_protocol::{Append, Color, Incarnation, ReplicaId, SeqNum, ShardId, Time, View};
+use flexlog_protocol::{Append, Color, Incarnation, ReplicaId, SeqNum, ShardId, Time, View, limits};
 use flexlog_replica::{ConnId, FetchId, Persist, Replica};
 use flexlog_sequencer::{Counter, Leaf};
 use rustc_hash::FxHashMap;
 
 /// The most bytes of appends that wait for room in a store; more are passed on, and may be refused.
 const MAX_HELD_BYTES: usize = 64 << 20;
+/// Bytes of appends that are passed on before it is looked again whether the stores have room: less than a segment.
+const MAX_PASSED_BYTES: usize = limits::MAX_TOKEN_BYTES;
 
 /// The connection of the node's own requests: those that keep to the colors' retentions. No client has it.
 pub(crate) const OWN: ConnId = ConnId(u64::MAX);
@@ -150,6 +152,8 @@ pub struct Engine {
     /// Appends that wait for room, oldest first, and their bytes.
     held: VecDeque<(ConnId, Arc<AppendRequest>)>,
     held_bytes: usize,
+    /// Bytes of appends that were passed on and may not be in the stores yet.
+    passed_bytes: usize,
     events: Vec<Event>,
     stopped: Option<String>,
     appends: u64,
@@ -178,6 +182,7 @@ impl Engine {
             work: Vec::new(),
             held: VecDeque::new(),
             held_bytes: 0,
+            passed_bytes: 0,
             events: Vec::new(),
             stopped: None,
             appends: 0,
@@ -210,6 +215,11 @@ impl Engine {
     pub fn request(&mut self, from: ConnId, request: Request) {
         match request {
             Request::Append(request) => self.append(from, &request),
+            Request::OpenSession { id, .. } | Request::Trim { id, .. } if self.failed().is_some() => {
+                // Entries commit on all members or not at all: whoever waited for this one would never hear why not.
+                let why = Failure::StorageFailed(self.failed().unwrap_or_default());
+                self.answer(from, Answer::Failed { id, why });
+            }
             request => {
                 let member = self.reader_of(from);
                 let input = flexlog_replica::Input::Request { from, request };
@@ -220,11 +230,13 @@ impl Engine {
 
     fn append(&mut self, from: ConnId, request: &Arc<AppendRequest>) {
         // Those that wait go first, so that a session's appends arrive in their order.
-        if (self.pressed() || !self.held.is_empty()) && self.held_bytes < MAX_HELD_BYTES {
+        if self.pressed() || !self.held.is_empty() || self.passed_bytes >= MAX_PASSED_BYTES {
             self.held_bytes += bytes_of(request);
             self.held.push_back((from, Arc::clone(request)));
+            if self.held_bytes > MAX_HELD_BYTES {
+                self.release();
+            }
         } else {
-            self.release();
             self.pass_on(from, request);
         }
     }
@@ -234,15 +246,20 @@ impl Engine {
         self.members.iter().any(|member| member.failed.is_none() && !member.cramped && member.store.pressed())
     }
 
-    /// Passes on the appends that wait.
+    /// Passes on appends that wait, as many as may be before the stores are looked at again.
     fn release(&mut self) {
-        for (from, request) in mem::take(&mut self.held) {
+        let before = self.passed_bytes;
+        while let Some((from, request)) = self.held.pop_front() {
+            self.held_bytes -= bytes_of(&request);
             self.pass_on(from, &request);
+            if self.passed_bytes - before >= MAX_PASSED_BYTES {
+                break;
+            }
         }
-        self.held_bytes = 0;
     }
 
     fn pass_on(&mut self, from: ConnId, request: &Arc<AppendRequest>) {
+        self.passed_bytes += bytes_of(request);
         for (at, member) in self.members.iter().enumerate() {
             if request.members.contains(&member.id) {
                 let input = flexlog_replica::Input::Append { from, request: Arc::clone(request) };
@@ -290,6 +307,7 @@ impl Engine {
             while let Some(message) = self.queue.pop_front() {
                 self.dispatch(now, message);
             }
+            self.passed_bytes = 0;
             if !self.answers.is_empty() {
                 return true;
             }
@@ -349,6 +367,8 @@ impl Engine {
     /// Work of a store has ended. [`Engine::run`] comes next.
     pub fn work_done(&mut self, store: StoreAt) {
         self.members[store.0].working = false;
+        // What moved may have made room for a checkpoint.
+        self.members[store.0].cramped = false;
     }
 
     fn want_work(&mut self, now: Time) {
@@ -643,10 +663,13 @@ impl Engine {
     /// Why the shard does not serve and never will, if that is so.
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
-        self.stopped.clone().or_else(|| {
-            let failed = |member: &Member| Some(format!("replica {}: {}", member.id, member.failed.as_ref()?));
-            self.members.iter().find_map(failed)
-        })
+        self.stopped.clone().or_else(|| self.failed())
+    }
+
+    /// Which member's store failed and why, if one did.
+    fn failed(&self) -> Option<String> {
+        let failed = |member: &Member| Some(format!("replica {}: {}", member.id, member.failed.as_ref()?));
+        self.members.iter().find_map(failed)
     }
 
     /// How many appends were numbered since the start.

@@ -375,6 +375,9 @@ pub enum Failure {
     /// A record cannot be read.
     #[error("{0}")]
     Unreadable(String),
+    /// A replica's storage failed, and nothing that must be written to it can be done before it is started again.
+    #[error("a replica's storage failed: {0}")]
+    StorageFailed(String),
     /// The metadata store did not do what was asked.
     #[error("the metadata store failed: {0}")]
     Metadata(String),

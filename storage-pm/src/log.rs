@@ -219,7 +219,7 @@ impl<D: Device> Log<D> {
     /// `Full`, and then nothing was written; `Failed`.
     #[inline]
     pub(crate) fn make_room(&mut self, len: usize, keep: usize) -> Result<(), StoreError> {
-        let fits = self.next.offset as usize + padded(len) <= self.segment_bytes as usize;
+        let fits = self.fits(len);
         if fits && self.segments.free() >= keep { Ok(()) } else { self.find_room(len, keep, fits) }
     }
 
@@ -235,6 +235,12 @@ impl<D: Device> Log<D> {
         }
     }
 
+    /// Whether an entry of `len` bytes can be put without another segment.
+    #[inline]
+    pub(crate) fn fits(&self, len: usize) -> bool {
+        self.next.offset as usize + padded(len) <= self.segment_bytes as usize
+    }
+
     /// Makes sure that an entry of `len` bytes other than a staged one can be put. The last free segment is kept for the
     /// next opening, which may not be able to go on in the current one.
     ///
@@ -242,7 +248,7 @@ impl<D: Device> Log<D> {
     /// As [`Log::make_room`].
     #[inline]
     pub(crate) fn make_room_in_reserve(&mut self, len: usize) -> Result<(), StoreError> {
-        let fits = self.next.offset as usize + padded(len) <= self.segment_bytes as usize;
+        let fits = self.fits(len);
         if fits { Ok(()) } else { self.find_room(len, self.keep, fits) }
     }
 

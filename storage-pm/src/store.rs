@@ -517,13 +517,18 @@ impl<D: Device> Store<D> {
         let mut trims: Vec<(Color, SeqNum)> = self.index.trims().collect();
         trims.sort_unstable();
         let lists = 8 * (self.log.segments.len() + self.staged.len()) + 16 * trims.len();
-        let (segments, piece) = self.split_checkpoint(CHECKPOINT_META + lists + state.len());
+        let most = CHECKPOINT_META + lists + state.len();
+        let (segments, piece) = self.split_checkpoint(most);
+        let first = ENTRY_HEADER + PART_META + piece.min(most);
+        // One that fits behind what is there needs no other segment. Where the last but one went to entries, this is the
+        // only checkpoint that there can be, and without it nothing would ever move and make room.
+        let segments = if most <= piece && self.log.fits(first) { 0 } else { segments };
         if !self.log.want_free(segments + self.log.keep)? {
             // Until something changes the next one would meet the same.
             self.wanted = false;
             return Err(self.log.full());
         }
-        self.log.make_room_in_reserve(ENTRY_HEADER + PART_META + piece)?;
+        self.log.make_room_in_reserve(first)?;
         let (head, name) = (self.log.head(), self.log.next());
         let here = |color, span: Span| self.index.any(color, span.low, span.high);
         let leaving: Vec<usize> = self.log.segments.removable(head, upto, here).collect();

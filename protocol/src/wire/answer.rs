@@ -330,6 +330,7 @@ fn failure_to(why: &Failure) -> proto::Failure {
         Failure::NoSuchShard(shard) => Kind::NoSuchShard(shard.0),
         Failure::Unsupported(what) => Kind::Unsupported(what.clone()),
         Failure::Unreadable(what) => Kind::Unreadable(what.clone()),
+        Failure::StorageFailed(what) => Kind::StorageFailed(what.clone()),
         Failure::Metadata(what) => Kind::Metadata(what.clone()),
         Failure::NotReady(what) => Kind::NotReady(what.clone()),
     };
@@ -351,6 +352,7 @@ fn failure_from(failure: proto::Failure) -> Result<Failure, WireError> {
         Some(Kind::NoSuchShard(shard)) => Failure::NoSuchShard(ShardId(shard)),
         Some(Kind::Unsupported(what)) => Failure::Unsupported(what),
         Some(Kind::Unreadable(what)) => Failure::Unreadable(what),
+        Some(Kind::StorageFailed(what)) => Failure::StorageFailed(what),
         Some(Kind::Metadata(what)) => Failure::Metadata(what),
         Some(Kind::NotReady(what)) => Failure::NotReady(what),
     })

@@ -137,6 +137,7 @@ fn failure() -> impl Strategy<Value = Failure> {
         any::<u32>().prop_map(|shard| Failure::NoSuchShard(ShardId(shard))),
         ".*".prop_map(Failure::Unsupported),
         ".*".prop_map(Failure::Unreadable),
+        ".*".prop_map(Failure::StorageFailed),
         ".*".prop_map(Failure::Metadata),
         ".*".prop_map(Failure::NotReady),
     ]
