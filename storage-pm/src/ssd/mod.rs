@@ -33,6 +33,7 @@ mod writer;
 
 pub use error::{Refusal, SsdError};
 pub use file::{Fault, FileIndex, SsdFile};
+pub(crate) use format::file_id;
 pub use folder::{DirFolder, Folder, Reading, Writing};
 pub use format::ColorRow;
 pub use manifest::{FileMeta, MANIFEST, Manifest};
