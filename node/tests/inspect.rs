@@ -130,7 +130,8 @@ fn a_folder_is_looked_into_while_it_is_used_and_verified_when_it_is_not() {
         }
         // Where the entry begins that the byte is in.
         let prefix = format!("{}: byte ", own(&area).display());
-        let offsets = said.lines().filter_map(|line| line.strip_prefix(&prefix)?.split(':').next()?.parse::<u64>().ok());
+        let offsets =
+            said.lines().filter_map(|line| line.strip_prefix(&prefix)?.split(':').next()?.parse::<u64>().ok());
         assert!(offsets.into_iter().any(|offset| offset <= at && at - offset < 8 << 20), "{at}: {said}");
         let value = json(&look(&["verify", "--json"], &copy));
         assert_eq!(value["sound"], false);

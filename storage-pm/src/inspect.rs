@@ -113,11 +113,7 @@ pub fn verify(folder: &Path, ssd: Option<&Path>) -> Result<Report, InspectError>
 ///
 /// # Errors
 /// Those of [`inspect`], and of reading.
-pub fn entries(
-    folder: &Path,
-    report: &Report,
-    each: &mut dyn FnMut(&EntryLine) -> bool,
-) -> Result<(), InspectError> {
+pub fn entries(folder: &Path, report: &Report, each: &mut dyn FnMut(&EntryLine) -> bool) -> Result<(), InspectError> {
     let area = Area::open(folder)?;
     list_entries(&area, report, each).map_err(|source| InspectError::Io { path: folder.join(AREA), source })
 }

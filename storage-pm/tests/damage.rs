@@ -91,7 +91,15 @@ impl Before {
 
     /// What the store says of a damaged copy of itself; `names`: how a refusal may name the file, `must`: somebody has to
     /// notice.
-    fn check(&self, media: &SimMedia, folder: &SimFolder, names: &[&str], must: bool, what: &str, count: &mut Count) -> Kind {
+    fn check(
+        &self,
+        media: &SimMedia,
+        folder: &SimFolder,
+        names: &[&str],
+        must: bool,
+        what: &str,
+        count: &mut Count,
+    ) -> Kind {
         count.tried += 1;
         let (store, recovered) = match open(&media.copy(), &folder.copy()) {
             Ok(opened) => opened,
@@ -209,7 +217,11 @@ fn every_truncation_of_the_area() {
             unseen.fetch_add(1, Ordering::Relaxed);
         }
     });
-    let _ = writeln!(std::io::stderr(), "{} of these cannot be told from a log that was never longer", unseen.load(Ordering::Relaxed));
+    let _ = writeln!(
+        std::io::stderr(),
+        "{} of these cannot be told from a log that was never longer",
+        unseen.load(Ordering::Relaxed)
+    );
     say("truncations of the area", &count);
     assert_eq!(count.tried as usize, before.area.len());
     assert!(count.refused > 4096, "{count:?}");
@@ -230,7 +242,8 @@ fn every_flipped_bit_and_truncation_of_the_files() {
         sum += all(bytes.len(), |len, count| {
             let folder = before.small.folder.copy();
             assert!(folder.truncate(name, len));
-            let kind = before.check(&before.small.media, &folder, &[name], true, &format!("{name} cut to {len}"), count);
+            let kind =
+                before.check(&before.small.media, &folder, &[name], true, &format!("{name} cut to {len}"), count);
             assert_eq!(kind, Kind::Refused);
         });
         say(name, &sum);

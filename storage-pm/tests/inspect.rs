@@ -94,7 +94,11 @@ fn what_the_files_lack_and_have_too_much_is_told() {
     let gone = SimFolder::new();
     gone.put("manifest", &folder.contents("manifest").unwrap());
     let report = look(&media, &gone);
-    assert!(report.faults().any(|fault| fault.file.ends_with(FILE) && fault.what.contains("missing")), "{:?}", report.findings);
+    assert!(
+        report.faults().any(|fault| fault.file.ends_with(FILE) && fault.what.contains("missing")),
+        "{:?}",
+        report.findings
+    );
     // And each record that was in it is missed where it got its number.
     let report = look(&media, &SimFolder::new());
     assert!(report.faults().any(|fault| fault.file.ends_with("/manifest") && fault.what.contains("missing")));
@@ -178,7 +182,9 @@ fn the_next_version_of_each_file_is_refused_and_left_as_it_is() {
         assert!(matches!(error, OpenError::Ssd(SsdError::Refused(Refusal::Version { found: 2, .. }))), "{error}");
         assert!(error.to_string().contains(name), "{error}");
         let report = look(&media_of(&area), &folder);
-        let told = |fault: &flexlog_storage_pm::inspect::Finding| fault.file.ends_with(name) && fault.what.contains("format version 2");
+        let told = |fault: &flexlog_storage_pm::inspect::Finding| {
+            fault.file.ends_with(name) && fault.what.contains("format version 2")
+        };
         assert!(report.faults().any(told), "{:?}", report.findings);
         assert!(folder.contents(name).unwrap() == before, "{name} was left as it is");
     }

@@ -161,9 +161,7 @@ fn as_json(report: &Report) -> Value {
             "tiered": identity.tiered,
         })
     });
-    let copy = |copy: &inspect::SuperblockCopy| {
-        json!({ "offset": copy.offset, "good": copy.good, "counts": copy.counts, "sequence": copy.sequence })
-    };
+    let copy = |copy: &inspect::SuperblockCopy| json!({ "offset": copy.offset, "good": copy.good, "counts": copy.counts, "sequence": copy.sequence });
     let segment = |segment: &inspect::SegmentReport| {
         let entries: serde_json::Map<String, Value> =
             KINDS.iter().zip(segment.entries).map(|(kind, count)| ((*kind).to_owned(), count.into())).collect();
@@ -253,7 +251,10 @@ fn as_text(report: &Report) -> Vec<String> {
     if let Some(identity) = &report.identity {
         let intent = if identity.intent { ", an opening began" } else { "" };
         let tiered = if identity.tiered { ", with SSD files" } else { "" };
-        lines.push(format!("store       {} of replica {}, version {}", identity.store, identity.replica, identity.version));
+        lines.push(format!(
+            "store       {} of replica {}, version {}",
+            identity.store, identity.replica, identity.version
+        ));
         lines.push(format!("cluster     {}", identity.cluster));
         lines.push(format!(
             "opened      {} times{intent}; generations below {}; segments of {} bytes{tiered}",

@@ -47,7 +47,12 @@ pub(super) fn superblocks<D: Device>(device: &D, report: &mut Report) -> Option<
         }
         Ok(superblock::Found::Version(found)) => {
             let known = superblock::VERSION;
-            report.bad(8, format!("it has format version {found}, this program knows version {known}: use the program that wrote it"));
+            report.bad(
+                8,
+                format!(
+                    "it has format version {found}, this program knows version {known}: use the program that wrote it"
+                ),
+            );
             return None;
         }
         Ok(superblock::Found::Damaged) => {
@@ -103,13 +108,7 @@ pub(super) struct Log {
 }
 
 /// Reads the log.
-pub(super) fn log<D: Device>(
-    device: &D,
-    superblock: &Superblock,
-    tier: &Tier,
-    live: bool,
-    report: &mut Report,
-) -> Log {
+pub(super) fn log<D: Device>(device: &D, superblock: &Superblock, tier: &Tier, live: bool, report: &mut Report) -> Log {
     let reader = Reader::new(device, superblock);
     let found = if live { reader.find_meanwhile() } else { reader.find() };
     let (found, refused) = match found {
@@ -138,7 +137,11 @@ pub(super) fn log<D: Device>(
     }
     if refused_tail(&found, live) {
         let (file, at) = (report.area.clone(), report.log.offset);
-        report.note(file, Some(at), "the log ends here; what stands behind it was written and never durable, or stands there from before");
+        report.note(
+            file,
+            Some(at),
+            "the log ends here; what stands behind it was written and never durable, or stands there from before",
+        );
     }
     for (color, run) in log.here.sort() {
         report.bad(run.at, format!("the number {color}/{} names two records", run.first));
@@ -183,7 +186,8 @@ impl<D: Device> Walk<'_, D> {
             self.log.fence = checkpoint.fence;
             self.log.last = checkpoint.upto;
             self.log.trims = checkpoint.trims.iter().copied().collect();
-            let slot = self.found.chain.iter().find(|(_, end)| end.generation == name.generation).map(|(slot, _)| *slot);
+            let slot =
+                self.found.chain.iter().find(|(_, end)| end.generation == name.generation).map(|(slot, _)| *slot);
             self.report.checkpoint = Some(Checkpoint {
                 offset: slot.map_or(0, |slot| self.reader.byte(slot, name.offset)),
                 upto: checkpoint.upto,
@@ -218,7 +222,11 @@ impl<D: Device> Walk<'_, D> {
                 while offset < end.offset && self.reader.entry(&bytes, offset as usize, end.generation).is_none() {
                     offset += 8;
                 }
-                self.damage(slot, bad, format!("{} bytes that were durable are not as they were written", offset - bad));
+                self.damage(
+                    slot,
+                    bad,
+                    format!("{} bytes that were durable are not as they were written", offset - bad),
+                );
                 continue;
             };
             let at = self.reader.byte(slot, offset);
@@ -233,15 +241,7 @@ impl<D: Device> Walk<'_, D> {
         self.report.bad(self.reader.byte(slot, offset), what);
     }
 
-    fn entry(
-        &mut self,
-        slot: usize,
-        place: Place,
-        at: u64,
-        header: &Header,
-        body: &[u8],
-        ends: &BTreeMap<u32, Place>,
-    ) {
+    fn entry(&mut self, slot: usize, place: Place, at: u64, header: &Header, body: &[u8], ends: &BTreeMap<u32, Place>) {
         self.report.log.entries += 1;
         self.report.segments[slot].entries[header.kind as usize - 1] += 1;
         let name = self.found.checkpoint.as_ref().map_or(Place::default(), |(name, _)| *name);
@@ -382,7 +382,8 @@ impl Log {
                 left.add(color, run);
             }
         }
-        let mut colors: Vec<Color> = left.colors().chain(tier.colors.keys().copied()).chain(self.trims.keys().copied()).collect();
+        let mut colors: Vec<Color> =
+            left.colors().chain(tier.colors.keys().copied()).chain(self.trims.keys().copied()).collect();
         colors.sort_unstable();
         colors.dedup();
         let row = |color| ColorReport {
@@ -457,7 +458,10 @@ fn says(header: &Header, body: &[u8]) -> (Option<Lsn>, String) {
         }
         Kind::Continue => {
             let text = codec::Continue::decode(body).map(|first| {
-                format!("segment {} follows generation {}, {} bytes", first.slot, first.before.generation, first.before.offset)
+                format!(
+                    "segment {} follows generation {}, {} bytes",
+                    first.slot, first.before.generation, first.before.offset
+                )
             });
             (None, text.unwrap_or_else(unknown))
         }

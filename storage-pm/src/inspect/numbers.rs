@@ -123,11 +123,10 @@ mod tests {
             set.add(color, run(first, last));
         }
         assert!(set.sort().is_empty());
-        assert_eq!(set.each().map(|(_, run)| (run.first, run.last)).collect::<Vec<_>>(), [
-            (n(0), n(2)),
-            (n(4), n(6)),
-            (n(9), n(9))
-        ]);
+        assert_eq!(
+            set.each().map(|(_, run)| (run.first, run.last)).collect::<Vec<_>>(),
+            [(n(0), n(2)), (n(4), n(6)), (n(9), n(9))]
+        );
         assert_eq!(set.summary(color), Some(Numbers { first: n(0), last: n(9), records: 7 }));
         assert_eq!((set.lacks(color, run(0, 2)), set.lacks(color, run(5, 6))), (None, None));
         assert_eq!((set.lacks(color, run(1, 4)), set.lacks(color, run(3, 4))), (Some(n(3)), Some(n(3))));

@@ -46,7 +46,9 @@ impl Tier {
                 tier.moved = sources_of(manifest.files.iter().cloned());
                 tier.listed = Some(manifest);
             }
-            Ok(None) if superblock.tiered => report.fault(tier.manifest(), None, "it is missing, and the store has SSD files"),
+            Ok(None) if superblock.tiered => {
+                report.fault(tier.manifest(), None, "it is missing, and the store has SSD files")
+            }
             Ok(None) => {}
             Err(refusal) => refused(report, &refusal),
         }
@@ -112,7 +114,10 @@ impl Tier {
     fn fits(&self, meta: &FileMeta, log: &Log, report: &mut Report) {
         let id = meta.id;
         if meta.upto > log.last {
-            let what = format!("file {id} has records up to entry {}, and the log ends at {}: the area lost its end", meta.upto, log.last);
+            let what = format!(
+                "file {id} has records up to entry {}, and the log ends at {}: the area lost its end",
+                meta.upto, log.last
+            );
             report.fault(self.manifest(), None, what);
         }
         if let Some(source) = meta.sources.iter().find(|source| **source > log.end.generation) {
@@ -196,7 +201,9 @@ fn refused(report: &mut Report, refusal: &Refusal) {
             None,
             format!("it has format version {found}, this program knows version {known}: use the program that wrote it"),
         ),
-        Refusal::OtherStore { file, found, wanted } => (file, None, format!("it belongs to the store {found}, not to {wanted}")),
+        Refusal::OtherStore { file, found, wanted } => {
+            (file, None, format!("it belongs to the store {found}, not to {wanted}"))
+        }
         Refusal::Foreign { file } => (file, None, "it is not a file of a FlexLog store".to_owned()),
         Refusal::Io { file, source } => (file, None, source.to_string()),
     };

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use flexlog_protocol::media::{Device, LogStore, Recovered};
 use flexlog_protocol::{
-    Append, Assign, Body, Color, Condition, Entry, Epoch, Incarnation, Lsn, Position, Record, SeqNum, StoreId, Tag, Time,
+    Append, Assign, Body, Color, Condition, Entry, Epoch, Incarnation, Lsn, Position, Record, SeqNum, StoreId, Tag,
+    Time,
 };
 use flexlog_storage_pm::device::{SimDevice, SimMedia};
 use flexlog_storage_pm::inspect::{Depth, Report, examine};
