@@ -33,9 +33,9 @@ mod writer;
 
 pub use error::{Refusal, SsdError};
 pub use file::{Fault, FileIndex, SsdFile};
-pub(crate) use format::file_id;
 pub use folder::{DirFolder, Folder, Reading, Writing};
 pub use format::ColorRow;
+pub(crate) use format::file_id;
 pub use manifest::{FileMeta, MANIFEST, Manifest};
 pub use sim::SimFolder;
 pub use tier::{Moved, PlantedBug, Reclaimed, Tier, TierUsage};
