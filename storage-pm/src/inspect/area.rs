@@ -64,9 +64,9 @@ pub(super) fn superblocks<D: Device>(device: &D, report: &mut Report) -> Option<
             return None;
         }
     };
-    for nth in 0..2 {
-        report.superblocks[nth].counts = copies[nth] == Some(found);
-        if copies[nth].is_none() {
+    for (nth, copy) in copies.iter().enumerate() {
+        report.superblocks[nth].counts = *copy == Some(found);
+        if copy.is_none() {
             let offset = report.superblocks[nth].offset;
             report.bad(offset, "this copy of the superblock is not good; the other one counts, and the next start writes this one again");
         }
