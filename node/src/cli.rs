@@ -1,14 +1,16 @@
 //! The `flexlog` command: what it understands, how it says what went wrong, and how it ends.
 //!
-//! Exit codes: 0 done, 1 the log said no (the message says what, and what to do), 2 wrong usage.
+//! Exit codes: 0 done, 1 the log said no (the message says what, and what to do), 2 wrong usage; [`verify`] has its own.
 
 mod amount;
 mod append;
 mod color;
+mod inspect;
 mod output;
 mod read;
 mod status;
 mod up;
+mod verify;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -28,6 +30,10 @@ use self::output::Output;
 pub(crate) enum Stop {
     /// The message says what is wrong and what to do.
     Failed(String),
+    /// It was asked for something that cannot be done: the message says what.
+    Usage(String),
+    /// What is wrong was said on standard output.
+    Told,
     /// Whoever read the output has gone away; there is nobody to tell.
     OutputClosed,
 }
@@ -65,6 +71,10 @@ enum Command {
     Color(color::ColorCommand),
     /// Say how the cluster is.
     Status(status::StatusArgs),
+    /// Say what is in the folder of a replica or a cluster, running or not. Changes nothing.
+    Inspect(inspect::InspectArgs),
+    /// Check every byte in the folder of a replica or a cluster that does not run. Changes nothing.
+    Verify(verify::VerifyArgs),
 }
 
 /// Where the cluster is, and how to print.
@@ -117,13 +127,20 @@ pub fn main_with(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
             Command::Colors(args) => color::run_colors(args).await,
             Command::Color(command) => color::run_color(command).await,
             Command::Status(args) => status::run(args).await,
+            Command::Inspect(args) => inspect::run(&args),
+            Command::Verify(args) => verify::run(&args),
         }
     });
     // A thread that still reads standard input must not hold the process.
     runtime.shutdown_background();
     match result {
         Ok(()) | Err(Stop::OutputClosed) => ExitCode::SUCCESS,
+        Err(Stop::Told) => ExitCode::FAILURE,
         Err(Stop::Failed(message)) => complain(&message),
+        Err(Stop::Usage(message)) => {
+            complain(&message);
+            ExitCode::from(2)
+        }
     }
 }
 

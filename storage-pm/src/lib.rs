@@ -19,6 +19,7 @@ pub mod device;
 #[cfg(test)]
 mod fuzz;
 mod index;
+pub mod inspect;
 mod layout;
 mod log;
 mod open;

@@ -29,7 +29,7 @@ use crate::layout::{HEAD_BYTES, Kind, Place};
 use crate::log::{FIRST_ENTRY, GENERATIONS, Log, Resume, is_full};
 use crate::recover::{Found, Problem, Reader};
 use crate::segments::{Segments, Span};
-use crate::ssd::{Folder, MANIFEST, Refusal, SsdError, Tier};
+use crate::ssd::{FileMeta, Folder, MANIFEST, Refusal, SsdError, Tier};
 use crate::store::{Begin, StagedAt, Store};
 use crate::superblock::{self, Superblock};
 use crate::tiers::{Cache, Tiers};
@@ -543,8 +543,13 @@ impl<D: Device> Advanced<D> {
 
 /// For each generation of a segment that records moved from to SSD files: those numbered up to there did.
 fn moved_from(tier: Option<&Tier>) -> FxHashMap<u32, Lsn> {
+    sources_of(tier.into_iter().flat_map(Tier::files))
+}
+
+/// The same of the files of a manifest.
+pub(crate) fn sources_of(files: impl Iterator<Item = FileMeta>) -> FxHashMap<u32, Lsn> {
     let mut moved = FxHashMap::default();
-    for file in tier.into_iter().flat_map(Tier::files) {
+    for file in files {
         for generation in file.sources {
             let upto = moved.entry(generation).or_insert(file.upto);
             *upto = (*upto).max(file.upto);
@@ -683,7 +688,7 @@ fn fence_now<D: Device>(device: &mut D) -> io::Result<()> {
     device.wait(fence)
 }
 
-fn find_superblock<D: Device>(device: &D) -> io::Result<superblock::Found> {
+pub(crate) fn find_superblock<D: Device>(device: &D) -> io::Result<superblock::Found> {
     let mut copies = [[0; superblock::BYTES]; 2];
     for (index, copy) in copies.iter_mut().enumerate() {
         let at = index as u64 * superblock::STRIDE;

@@ -14,10 +14,11 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
+use flexlog_protocol::StoreId;
 use flexlog_protocol::checksum::crc32c;
 use flexlog_protocol::media::Device;
 
-use crate::codec::{self, Checkpoint, Continue, PART_META, PartMeta, StagedMeta};
+use crate::codec::{self, CONTINUE, Checkpoint, Continue, PART_META, PartMeta, StagedMeta};
 use crate::layout::{ENTRY_HEADER, HEAD_BYTES, Header, Kind, Place, entry_crc};
 use crate::superblock::Superblock;
 
@@ -85,9 +86,13 @@ pub(crate) struct Reader<'a, D> {
 
 impl<'a, D: Device> Reader<'a, D> {
     pub(crate) fn new(device: &'a D, superblock: &Superblock) -> Self {
-        let slots = (device.len().saturating_sub(HEAD_BYTES) / superblock.segment_bytes) as usize;
-        let seed = crate::layout::seed(superblock.store);
-        Self { device, seed, segment_bytes: superblock.segment_bytes, slots }
+        Self::over(device, superblock.store, superblock.segment_bytes)
+    }
+
+    /// The same by what it needs of the superblock.
+    pub(crate) fn over(device: &'a D, store: StoreId, segment_bytes: u64) -> Self {
+        let slots = (device.len().saturating_sub(HEAD_BYTES) / segment_bytes) as usize;
+        Self { device, seed: crate::layout::seed(store), segment_bytes, slots }
     }
 
     pub(crate) fn slots(&self) -> usize {
@@ -118,11 +123,7 @@ impl<'a, D: Device> Reader<'a, D> {
     fn scan(&self, slot: usize, facts: &mut Facts) -> io::Result<Option<(u32, Scan)>> {
         self.device.will_read(self.byte(slot, 0), self.segment_bytes);
         let bytes = self.segment(slot)?;
-        let first = good_entry(&bytes, 0, None, self.seed)
-            .filter(|(header, _)| header.kind == Kind::Continue)
-            .and_then(|(header, body)| Some((header.generation, Continue::decode(body)?)))
-            .filter(|(_, first)| first.slot as usize == slot);
-        let Some((generation, first)) = first else {
+        let Some((generation, first)) = self.decode_first(&bytes, slot) else {
             facts.look_behind(&bytes, 0, None, self, slot);
             return Ok(None);
         };
@@ -176,6 +177,85 @@ impl<'a, D: Device> Reader<'a, D> {
     /// Finds the log.
     pub(crate) fn find(&self) -> Result<Found, Problem> {
         let (scans, facts) = self.scan_all()?;
+        self.search(scans, facts)
+    }
+
+    /// The same for an area that another process writes meanwhile: all that was there when this began, and nothing that
+    /// came later. The area must be read as it is, without a cache of its own.
+    pub(crate) fn find_meanwhile(&self) -> Result<Found, Problem> {
+        let mut newest: Option<(u32, usize)> = None;
+        for slot in 0..self.slots {
+            newest = newest.max(self.first_entry(slot)?.map(|(generation, _)| (generation, slot)));
+        }
+        let (mut facts, mut scans) = (Facts::default(), BTreeMap::new());
+        let Some((newest, head)) = newest else { return self.search(scans, facts) };
+        let mut end = Place::new(newest, 0);
+        if let Some((generation, scan)) = self.scan(head, &mut facts)? {
+            end = Place::new(generation, scan.good);
+            scans.insert(generation, scan);
+        }
+        // Every other segment of the log was written to its end before the newest was begun.
+        for slot in (0..self.slots).filter(|slot| *slot != head) {
+            let mut theirs = Facts::default();
+            if let Some((generation, scan)) = self.scan(slot, &mut theirs)?
+                && generation < end.generation
+            {
+                scans.insert(generation, scan);
+            }
+            facts.fenced = facts.fenced.max(theirs.fenced.min(end));
+            facts.headless.extend(theirs.headless.into_iter().filter(|(generation, _)| *generation < end.generation));
+        }
+        facts.fenced = facts.fenced.min(end);
+        self.search(scans, facts)
+    }
+
+    /// What can still be told of a log that [`Reader::find`] refuses: every segment with a good first entry, as far as
+    /// anything says that it was written.
+    pub(crate) fn salvage(&self) -> io::Result<Found> {
+        let (scans, facts) = self.scan_all()?;
+        let mut ends: BTreeMap<u32, Place> =
+            scans.iter().map(|(generation, scan)| (*generation, Place::new(*generation, scan.good))).collect();
+        // Those behind it, and what was durable, say more where entries are damaged.
+        for told in scans.values().map(|scan| scan.before).chain([facts.fenced]) {
+            if let Some(end) = ends.get_mut(&told.generation) {
+                *end = (*end).max(told);
+            }
+        }
+        let search = Search { reader: self, scans, facts };
+        let chain: Vec<Place> = ends.values().copied().collect();
+        let checkpoint = search.checkpoint(&chain).unwrap_or_default();
+        let in_log = |end: &Place| {
+            checkpoint.as_ref().is_none_or(|(name, checkpoint)| {
+                end.generation >= name.generation
+                    || checkpoint.live.iter().any(|live| live.generation == end.generation)
+            })
+        };
+        let slot = |end: Place| Some((search.scans.get(&end.generation)?.slot, end));
+        let chain = chain.into_iter().filter(in_log).filter_map(slot).collect();
+        let Facts { fenced, generation, .. } = search.facts;
+        Ok(Found { chain, checkpoint, clean: false, fenced, generation })
+    }
+
+    /// The first entry of a segment, if it is one: the segment's generation, and what it says.
+    pub(crate) fn first_entry(&self, slot: usize) -> io::Result<Option<(u32, Continue)>> {
+        let mut bytes = [0; ENTRY_HEADER + CONTINUE];
+        self.device.read(self.byte(slot, 0), &mut bytes)?;
+        Ok(self.decode_first(&bytes, slot))
+    }
+
+    fn decode_first(&self, bytes: &[u8], slot: usize) -> Option<(u32, Continue)> {
+        good_entry(bytes, 0, None, self.seed)
+            .filter(|(header, _)| header.kind == Kind::Continue)
+            .and_then(|(header, body)| Some((header.generation, Continue::decode(body)?)))
+            .filter(|(_, first)| first.slot as usize == slot)
+    }
+
+    /// The entry at `offset` of a segment's bytes, if all of it is as it was written.
+    pub(crate) fn entry<'b>(&self, bytes: &'b [u8], offset: usize, generation: u32) -> Option<(Header, &'b [u8])> {
+        good_entry(bytes, offset, Some(generation), self.seed)
+    }
+
+    fn search(&self, scans: BTreeMap<u32, Scan>, facts: Facts) -> Result<Found, Problem> {
         let search = Search { reader: self, scans, facts };
         // What is at this place or behind it is no part of the log.
         let mut upper = Place::new(u32::MAX, u32::MAX);

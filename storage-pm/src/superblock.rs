@@ -87,7 +87,8 @@ impl Superblock {
         bytes
     }
 
-    fn decode(bytes: &[u8; BYTES]) -> Option<Self> {
+    /// Reads a copy; `None` where it is not whole.
+    pub(crate) fn decode(bytes: &[u8; BYTES]) -> Option<Self> {
         let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
         let uuid_at = |at: usize| Uuid::from_slice(&bytes[at..at + 16]).ok();

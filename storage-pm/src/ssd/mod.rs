@@ -35,6 +35,7 @@ pub use error::{Refusal, SsdError};
 pub use file::{Fault, FileIndex, SsdFile};
 pub use folder::{DirFolder, Folder, Reading, Writing};
 pub use format::ColorRow;
+pub(crate) use format::file_id;
 pub use manifest::{FileMeta, MANIFEST, Manifest};
 pub use sim::SimFolder;
 pub use tier::{Moved, PlantedBug, Reclaimed, SPARE, Tier, TierUsage};
