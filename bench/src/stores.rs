@@ -149,7 +149,7 @@ impl Log {
     /// Does what the store has to do in the background, here and now.
     pub(crate) fn work(&mut self) -> Outcome<()> {
         let now = Time(self.began.elapsed().as_micros() as u64);
-        while let Some(work) = self.store.background(now)? {
+        while let Some(work) = self.store.background(now, self.entry.lsn)? {
             work();
         }
         Ok(())

@@ -377,7 +377,7 @@ impl Engine {
             if member.working || member.failed.is_some() {
                 continue;
             }
-            match member.store.background(now) {
+            match member.store.background(now, member.replica.commit()) {
                 Ok(Some(work)) => {
                     member.working = true;
                     self.work.push((StoreAt(at), work));
@@ -409,8 +409,13 @@ impl Engine {
     fn dispatch(&mut self, now: Time, message: Message) {
         match message {
             Message::Member(at, input) => {
+                let checkpoint = matches!(input, flexlog_replica::Input::CheckpointWanted);
                 self.members[at].replica.handle(now, input, &mut self.member_out);
                 self.route_member(at);
+                if checkpoint {
+                    // Whether it wrote one or had nothing to write: it may be asked again.
+                    self.members[at].checkpointing = false;
+                }
             }
             Message::Leaf(input) => {
                 if let Some(leaf) = &mut self.leaf {

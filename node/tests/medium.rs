@@ -402,7 +402,6 @@ fn a_full_tmpfs_is_full_and_a_trim_gives_it_back() {
 }
 
 #[test]
-#[ignore = "open: an area of six segments is refused as full, or waits for good, while records could move"]
 fn a_full_tmpfs_with_an_ssd_goes_on() {
     let _turn = turn();
     let (Some(folder), Some(ssd)) = (folder(On::Disk), folder(On::Disk)) else { return };

@@ -269,11 +269,12 @@ pub trait LogStore {
 
     /// Takes in what the last [`Background`] work did, and says what is next: records move to SSD files when the area
     /// passes its high mark, and what was trimmed is given back. At most one such work is under way; this is to be called
-    /// again when it has ended, when something was written or trimmed, and at [`LogStore::background_at`].
+    /// again when it has ended, when something was written, fenced or trimmed, and at [`LogStore::background_at`].
+    /// Everything up to `commit` is committed: only that may move.
     ///
     /// # Errors
     /// `Failed`, final: the medium of the SSD files broke.
-    fn background(&mut self, now: Time) -> Result<Option<Background>, StoreError>;
+    fn background(&mut self, now: Time, commit: Lsn) -> Result<Option<Background>, StoreError>;
 
     /// When to call [`LogStore::background`] if nothing else happens before.
     fn background_at(&self) -> Option<Time>;

@@ -155,6 +155,12 @@ impl Replica {
         }
     }
 
+    /// Everything up to here is committed, as far as this member knows.
+    #[must_use]
+    pub fn commit(&self) -> Lsn {
+        self.log.commit()
+    }
+
     /// Everything below this number of `color` is settled here.
     #[must_use]
     pub fn stable(&self, color: Color) -> SeqNum {

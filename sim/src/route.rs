@@ -371,7 +371,7 @@ impl World {
             member.may_have_work = true;
             return Ok(());
         }
-        match member.store.background(now) {
+        match member.store.background(now, member.replica.commit()) {
             Ok(work) => {
                 member.may_have_work = false;
                 member.job = work.map(Job);

@@ -39,12 +39,16 @@ pub(crate) struct Log<D> {
     base: u64,
     next: Place,
     fenced: Place,
-    under_way: Option<(FenceId, Place)>,
+    /// The fence under way, where the log ended when it was started, and the segment of that place.
+    under_way: Option<(FenceId, Place, usize)>,
     next_generation: u32,
-    /// No segment may have this generation until `raising` is durable.
+    /// No segment may have this generation until a superblock that says more is durable.
     generation_limit: u32,
-    /// A higher limit that was written, and the fence that covers it once one was started.
-    raising: Option<(u32, Option<FenceId>)>,
+    /// A superblock was written, with this fence behind it once one was started. Until that is done there is no other:
+    /// one of the two copies must be whole at any time.
+    renewing: Option<Option<FenceId>>,
+    /// The area is so many segments long, and that is durable.
+    durable_segments: u32,
     failed: Option<(io::ErrorKind, String)>,
     /// The medium refused to give more; asked again when there is need.
     medium_full: bool,
@@ -101,7 +105,8 @@ impl<D: Device> Log<D> {
             under_way: None,
             next_generation: resume.next_generation,
             generation_limit: superblock.generation_limit,
-            raising: None,
+            renewing: None,
+            durable_segments: superblock.segments,
             failed: None,
             medium_full: false,
             keep: 1,
@@ -316,31 +321,37 @@ impl<D: Device> Log<D> {
 
     /// A generation that was never used, below the durable limit.
     fn generation(&mut self) -> Result<u32, StoreError> {
-        if self.raising.is_none() && self.generation_limit - self.next_generation < GENERATIONS / 2 {
-            let Some(limit) = self.superblock.generation_limit.checked_add(GENERATIONS) else {
-                let used_up =
-                    io::Error::other("the area's segments were used 2^32 times; move the replica to a new one");
-                return Err(self.fail(&used_up));
+        loop {
+            if self.renewing.is_none() && self.generation_limit - self.next_generation < GENERATIONS / 2 {
+                let Some(limit) = self.superblock.generation_limit.checked_add(GENERATIONS) else {
+                    let used_up =
+                        io::Error::other("the area's segments were used 2^32 times; move the replica to a new one");
+                    return Err(self.fail(&used_up));
+                };
+                // Rides on the next fence. Nobody waits for it unless half of the step is used up before that.
+                self.superblock.generation_limit = limit;
+                self.renew_superblock()?;
+            }
+            if self.next_generation < self.generation_limit {
+                self.next_generation += 1;
+                return Ok(self.next_generation - 1);
+            }
+            let fence = match self.under_way {
+                Some((fence, ..)) => fence,
+                None => self.fence()?,
             };
-            // Rides on the next fence. Nobody waits for it unless half of the step is used up before that.
-            self.superblock.generation_limit = limit;
-            self.superblock.sequence += 1;
-            let bytes = self.superblock.encode();
-            if let Err(error) = self.device.write(self.superblock.offset(), &[&bytes]) {
-                return Err(self.fail(&error));
-            }
-            self.raising = Some((limit, None));
+            self.wait(fence)?;
         }
-        while self.next_generation >= self.generation_limit {
-            if let Some((fence, _)) = self.under_way {
-                self.wait(fence)?;
-            } else {
-                let fence = self.fence()?;
-                self.wait(fence)?;
-            }
+    }
+
+    fn renew_superblock(&mut self) -> Result<(), StoreError> {
+        self.superblock.sequence += 1;
+        let bytes = self.superblock.encode();
+        if let Err(error) = self.device.write(self.superblock.offset(), &[&bytes]) {
+            return Err(self.fail(&error));
         }
-        self.next_generation += 1;
-        Ok(self.next_generation - 1)
+        self.renewing = Some(None);
+        Ok(())
     }
 
     /// Begins an entry that there is room for: its body, or the first part of it, goes behind what is in the buffer.
@@ -425,13 +436,17 @@ impl<D: Device> Log<D> {
     pub(crate) fn fence(&mut self) -> Result<FenceId, StoreError> {
         self.check()?;
         self.flush()?;
+        if self.durable_segments > self.superblock.segments && self.renewing.is_none() {
+            self.superblock.segments = self.durable_segments;
+            self.renew_superblock()?;
+        }
         let started = self.device.fence().and_then(|fence| Ok((fence, self.device.fenced()?)));
         match started {
             Ok((fence, done)) => {
-                if let Some((_, covered)) = &mut self.raising {
+                if let Some(covered) = &mut self.renewing {
                     covered.get_or_insert(fence);
                 }
-                self.under_way = Some((fence, self.next));
+                self.under_way = Some((fence, self.next, self.head));
                 self.done(done);
                 Ok(fence)
             }
@@ -441,18 +456,20 @@ impl<D: Device> Log<D> {
 
     #[inline]
     fn done(&mut self, done: FenceId) {
-        if let Some((fence, place)) = self.under_way
+        if let Some((fence, place, head)) = self.under_way
             && fence <= done
         {
             self.fenced = place;
             self.under_way = None;
             self.segments.fenced(place);
+            // The file is as long as that, or the fence had nothing to cover.
+            self.durable_segments = self.durable_segments.max(head as u32 + 1);
         }
-        if let Some((limit, Some(fence))) = self.raising
+        if let Some(Some(fence)) = self.renewing
             && fence <= done
         {
-            self.generation_limit = limit;
-            self.raising = None;
+            self.generation_limit = self.superblock.generation_limit;
+            self.renewing = None;
         }
     }
 

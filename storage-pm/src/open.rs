@@ -160,6 +160,18 @@ pub enum OpenError {
         /// Where in the area.
         offset: u64,
     },
+    /// The area is shorter than it was.
+    #[error(
+        "{what} has {found} bytes and had at least {wanted}: a part of it is missing. Bring the right file back, or remove the folder and let the replica copy its data from the others"
+    )]
+    Short {
+        /// The area, by its path.
+        what: String,
+        /// Its bytes.
+        found: u64,
+        /// Bytes that it had.
+        wanted: u64,
+    },
     /// The SSD files cannot be used.
     #[error(transparent)]
     Ssd(#[from] SsdError),
@@ -320,6 +332,10 @@ impl<D: Device> Closed<D> {
         }
         check_segment(&what, superblock.segment_bytes)?;
         check_mark(&what, options.high_mark)?;
+        let wanted = HEAD_BYTES + u64::from(superblock.segments) * superblock.segment_bytes;
+        if device.len() < wanted {
+            return Err(OpenError::Short { what, found: device.len(), wanted });
+        }
         // A process that died may have left the newer copy in a cache; it must not be the first to be written over.
         fence_now(&mut device).map_err(|source| OpenError::Io { what: what.clone(), source })?;
         Ok(Self { device, what, superblock, options, ssd: None, lock: None })
@@ -348,6 +364,7 @@ impl<D: Device> Closed<D> {
             // Generation 0 is before the first.
             generation_limit: 1,
             tiered: false,
+            segments: 0,
         };
         match device.grow(bytes) {
             Ok(()) => {}

@@ -74,10 +74,12 @@ pub struct Store<D> {
     wanted: bool,
     /// Bytes of the last checkpoint: the next one will be about as long.
     checkpoint_bytes: usize,
-    /// Everything up to here is committed and durable, as the last checkpoint that is durable said.
+    /// Everything up to here is committed and durable; as far as anybody said.
     committed: Lsn,
-    /// What the last checkpoint said, and where it ends, until it is durable.
+    /// What was said last, and where the log ended then, until that is durable.
     committing: Option<(Lsn, Place)>,
+    /// Whether anybody says what is committed, other than with checkpoints.
+    told: bool,
     tiers: Option<Tiers>,
     /// Percent of the area above which records move to SSD files.
     high_mark: u8,
@@ -114,6 +116,7 @@ impl<D: Device> Store<D> {
             checkpoint_bytes,
             committed,
             committing: None,
+            told: false,
             tiers,
             high_mark,
             cache,
@@ -225,21 +228,21 @@ impl<D: Device> Store<D> {
             return;
         }
         let low = self.log.available() < (max / 2).max(self.reserve() + 2) || self.above_mark();
-        let changed = self.since.trims > 0 || self.since.lsns >= LOOK_AGAIN;
-        self.wanted = low && changed && (self.would_free(Lsn(u64::MAX)) || self.would_move());
+        let changed = self.since.trims > 0 || self.since.lsns >= LOOK_AGAIN || self.is_tight();
+        // Where it is known what a checkpoint could cover, one that frees nothing is not asked for.
+        let upto = if self.told { self.committed } else { Lsn(u64::MAX) };
+        self.wanted = low && changed && self.would_free(upto);
+    }
+
+    /// Whether staging is refused now, or nearly.
+    fn is_tight(&self) -> bool {
+        self.log.available() <= self.reserve() + 1
     }
 
     /// Whether a checkpoint up to `upto` would give any segment back.
     fn would_free(&self, upto: Lsn) -> bool {
         let here = |color, span: Span| self.index.any(color, span.low, span.high);
         self.log.segments.removable(self.log.head(), upto, here).next().is_some()
-    }
-
-    /// Whether records wait to be moved that only a checkpoint lets move.
-    fn would_move(&self) -> bool {
-        let movable = |upto| !self.log.segments.movable(self.log.head(), self.log.durable(), upto).is_empty();
-        let idle = self.tiers.as_ref().is_some_and(|tiers| !tiers.moving()) && self.committing.is_none();
-        idle && !movable(self.committed) && movable(Lsn(u64::MAX))
     }
 
     /// Whether so much of the area is in use that records are to move to SSD files.
@@ -275,7 +278,9 @@ impl<D: Device> Store<D> {
             }
         }
         if sources.is_empty() {
-            self.consider();
+            if self.since.trims > 0 {
+                self.consider();
+            }
             return Ok(None);
         }
         records.sort_unstable_by_key(|moved| (moved.color, moved.number));
@@ -551,7 +556,7 @@ impl<D: Device> Store<D> {
         }
         self.log.segments.leave(&leaving, self.log.next());
         self.checkpoint_bytes = bytes.len();
-        self.committing = Some((upto, self.log.next()));
+        self.committing.get_or_insert((upto, self.log.next()));
         self.since = Since::default();
         self.wanted = false;
         Ok(())
@@ -640,15 +645,23 @@ impl<D: Device> LogStore for Store<D> {
         self.log.fence()
     }
 
-    fn background(&mut self, now: Time) -> Result<Option<Background>, StoreError> {
-        let Some(tiers) = &mut self.tiers else { return Ok(None) };
-        if let Some(ended) = tiers.ended(now) {
+    fn background(&mut self, now: Time, commit: Lsn) -> Result<Option<Background>, StoreError> {
+        if let Some(tiers) = &mut self.tiers
+            && let Some(ended) = tiers.ended(now)
+        {
             self.take_in(ended)?;
         }
         self.log.check()?;
+        self.told = true;
+        if commit > self.committed {
+            self.committing.get_or_insert((commit, self.log.next()));
+        }
         let durable = self.log.durable();
         if let Some((upto, _)) = self.committing.take_if(|(_, place)| *place <= durable) {
             self.committed = self.committed.max(upto);
+            if !self.wanted && self.is_tight() {
+                self.consider();
+            }
         }
         let Some(tiers) = &mut self.tiers else { return Ok(None) };
         tiers.settle(durable);
@@ -659,7 +672,7 @@ impl<D: Device> LogStore for Store<D> {
             return Ok(Some(reclaim));
         }
         let may_move = tiers.may_move(now);
-        if may_move && self.above_mark() { self.start_move() } else { Ok(None) }
+        if may_move && (self.above_mark() || self.is_tight()) { self.start_move() } else { Ok(None) }
     }
 
     fn background_at(&self) -> Option<Time> {
@@ -667,8 +680,8 @@ impl<D: Device> LogStore for Store<D> {
     }
 
     fn pressed(&self) -> bool {
-        let Some(tiers) = &self.tiers else { return false };
-        self.log.available() <= self.reserve() + 1 && (tiers.moving() || self.wanted || self.log.segments.leaving() > 0)
+        let moving = self.tiers.as_ref().is_some_and(Tiers::moving);
+        self.is_tight() && (moving || self.wanted || self.log.segments.leaving() > 0)
     }
 
     #[inline]

@@ -17,7 +17,8 @@
 //!   segment_bytes    88..96
 //!   generation_limit 96..100   no segment has this generation or one above it
 //!   tiered          100..104   1: there is a manifest of SSD files
-//!   zero            104..124
+//!   segments        104..108   the area had so many segments at least, all durable: a shorter file lost some
+//!   zero            108..124
 //!   crc             124..128   CRC32C over what stands before it
 //! ```
 
@@ -50,6 +51,8 @@ pub(crate) struct Superblock {
     pub(crate) generation_limit: u32,
     /// There is a manifest of SSD files, and the store is nothing without it.
     pub(crate) tiered: bool,
+    /// The area was so many segments long, and that was durable.
+    pub(crate) segments: u32,
 }
 
 /// What the two copies are.
@@ -82,6 +85,7 @@ impl Superblock {
         bytes[88..96].copy_from_slice(&self.segment_bytes.to_le_bytes());
         bytes[96..100].copy_from_slice(&self.generation_limit.to_le_bytes());
         bytes[100..104].copy_from_slice(&u32::from(self.tiered).to_le_bytes());
+        bytes[104..108].copy_from_slice(&self.segments.to_le_bytes());
         let crc = crc32c(&bytes[..CRC_AT]);
         bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -106,6 +110,7 @@ impl Superblock {
             segment_bytes: u64_at(88),
             generation_limit: u32_at(96),
             tiered: u32_at(100) != 0,
+            segments: u32_at(104),
         })
     }
 
@@ -153,6 +158,7 @@ mod tests {
             segment_bytes: 6,
             generation_limit: 7,
             tiered: true,
+            segments: 8,
         }
     }
 
@@ -196,7 +202,7 @@ mod tests {
              0000000000000000000000000000000100000000000000000000000000000002\
              03000000010000000400000000000000\
              00000000000000000000000000000005060000000000000007000000\
-             010000000000000000000000000000000000000000000000"
+             010000000800000000000000000000000000000000000000"
                 .to_owned()
                 + &format!("{:08x}", crc32c(&bytes[..124]).swap_bytes())
         );

@@ -395,7 +395,7 @@ impl Worker {
             self.working = false;
         }
         if !self.working
-            && let Some(work) = self.store.background(self.now).unwrap()
+            && let Some(work) = self.store.background(self.now, Lsn(self.done.lsn)).unwrap()
         {
             self.working = true;
             self.work.send(work).unwrap();
@@ -547,7 +547,7 @@ fn kills(medium: &str, folder: &Path, kind: DeviceKind, seed: u64) {
     let each: Vec<String> = CLASSES.iter().map(|class| format!("{} {}", met[*class as usize], class.name())).collect();
     let said = format!("kills on {medium}: {}, {elsewhere} elsewhere; at the end {told:?}\n", each.join(", "));
     io::stderr().write_all(said.as_bytes()).unwrap();
-    assert!(told.trimmed.iter().all(|trimmed| *trimmed > 0), "nothing was trimmed: {told:?}");
+    assert!(told.trimmed.iter().any(|trimmed| *trimmed > 0), "nothing was trimmed: {told:?}");
 }
 
 #[test]

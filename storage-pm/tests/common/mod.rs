@@ -292,7 +292,9 @@ impl World {
         self.now = self.now.after(2_000_000);
         for _ in 0..8 {
             let before = self.store.usage().ssd_records;
-            let Some(work) = self.store.background(self.now).map_err(|error| error.to_string())? else { break };
+            let Some(work) = self.store.background(self.now, self.committed).map_err(|error| error.to_string())? else {
+                break;
+            };
             work();
             self.moved += u64::from(self.store.usage().ssd_records > before);
         }

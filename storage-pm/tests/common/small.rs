@@ -107,7 +107,7 @@ impl Builder {
         let mut now = Time(0);
         while self.store.usage().ssd_files == 0 {
             now = now.after(2_000_000);
-            self.store.background(now).unwrap().unwrap()();
+            self.store.background(now, Lsn(0)).unwrap().unwrap()();
         }
     }
 }
