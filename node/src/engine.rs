@@ -318,11 +318,12 @@ impl Engine {
             if self.queue.is_empty() {
                 self.start_fences();
             }
-            if self.queue.is_empty() {
-                self.want_checkpoints();
-            }
+            // In this order: what stores learn by the first may make them want the second.
             if self.queue.is_empty() {
                 self.want_work(now);
+            }
+            if self.queue.is_empty() {
+                self.want_checkpoints();
             }
             if self.queue.is_empty() && !self.held.is_empty() && !self.pressed() {
                 self.release();
