@@ -16,6 +16,13 @@ docs:
 test:
     cargo test
 
+# The same two for the device that needs libpmem2: apt-get install libpmem2-dev pkg-config
+lint-pmem2:
+    cargo clippy --workspace --all-targets --features flexlog-node/pmem2,bench/pmem2 -- -D warnings
+
+test-pmem2:
+    cargo test -p flexlog-storage-pm --features pmem2 --lib --test devices
+
 build:
     cargo build --release
 

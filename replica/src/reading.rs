@@ -2,7 +2,7 @@
 
 use flexlog_protocol::api::{self, Answer, Failure, Request, RequestId};
 use flexlog_protocol::peer::ToLeaf;
-use flexlog_protocol::{Color, Record, SeqNum, Time, limits};
+use flexlog_protocol::{Body, Color, Record, SeqNum, Time, limits};
 use uuid::Uuid;
 
 use crate::color::ColorState;
@@ -243,6 +243,9 @@ impl Replica {
     ) {
         match (self.fetches.remove(&fetch.0), result) {
             (None, _) => {}
+            (Some(FetchFor::Ask { ask, number, .. }), Err(_)) if self.trim_is_coming(ask.color, number) => {
+                self.readers.wait(ask);
+            }
             (Some(FetchFor::Ask { ask, .. }), Err(why)) => {
                 let answer = Answer::Failed { id: ask.id, why: Failure::Unreadable(why) };
                 out.push(Output::Answer { to: ask.from, answer });
@@ -253,6 +256,7 @@ impl Replica {
                         let answer = Answer::Record { id: ask.id, number, record };
                         out.push(Output::Answer { to: ask.from, answer });
                     }
+                    None if self.trim_is_coming(ask.color, number) => _ = self.readers.wait(ask),
                     // It may have been trimmed meanwhile; then the second look says so.
                     None => match self.verdict(&ask) {
                         Verdict::Fetch(same) if again || same == number => {
@@ -299,6 +303,8 @@ impl Replica {
                         let upto = subscription.next;
                         out.push(Output::Answer { to: from, answer: Answer::Delivered { id, records, upto } });
                     }
+                    // The trim will wake it.
+                    (None, Some(missing)) if self.trim_is_coming(color, missing) => return,
                     (None, Some(missing)) if missing < upto => {
                         let why =
                             format!("replica {} does not find the record {color}/{missing}, which is settled", self.id);
@@ -309,8 +315,21 @@ impl Replica {
                 }
                 self.feed(from, id, out);
             }
-            Err(why) => self.end_subscription(from, id, why, out),
+            Err(why) => {
+                let next = self.colors.get(&color).and_then(|state| state.next_record(subscription.next));
+                if !next.is_some_and(|next| self.trim_is_coming(color, next)) {
+                    self.end_subscription(from, id, why, out);
+                }
+            }
         }
+    }
+
+    /// Whether the log has a trim of this number that is not known to be committed: after a restart the store may have
+    /// given up already what its replica is yet to hear of.
+    fn trim_is_coming(&self, color: Color, number: SeqNum) -> bool {
+        self.log.open().any(
+            |entry| matches!(&entry.body, Body::Trim { color: trimmed, upto } if *trimmed == color && number <= *upto),
+        )
     }
 
     fn end_subscription(&mut self, from: ConnId, id: RequestId, why: String, out: &mut Vec<Output>) {

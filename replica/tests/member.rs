@@ -668,6 +668,23 @@ fn a_member_comes_back_with_what_was_durable() {
     }
 }
 
+/// The store may have given a trimmed record up before a restart, and the replica is yet to hear that the trim is committed.
+#[test]
+fn what_a_trim_took_before_a_restart_is_waited_for_not_missed() {
+    let (mut bench, session) = Bench::serving();
+    bench.settle(session, 1, "a", n(1, 0));
+    bench.settle(session, 2, "b", n(1, 1));
+    bench.step(Input::CheckpointWanted);
+    bench.fence();
+    bench.commit(Body::Trim { color: COLOR, upto: n(1, 0) });
+    bench.records.remove(&(COLOR, n(1, 0)));
+    let mut bench = bench.restart();
+    bench.seal(2);
+    assert_eq!(bench.read(n(1, 0)), [], "it is settled here, and not there");
+    let trimmed = answer(Answer::Trimmed { id: 9, point: n(1, 0) });
+    assert!(bench.commit(Body::NewView(view(2))).contains(&trimmed));
+}
+
 #[test]
 fn a_checkpoint_holds_nothing_above_commit() {
     let (mut bench, session) = Bench::serving();

@@ -202,7 +202,7 @@ impl Run {
     /// Opens an image, and now and then crashes it again.
     fn image(&mut self, media: SimMedia, folder: SimFolder, writes: &[Write], fenced: usize) -> Result<(), String> {
         self.tried.states += 1;
-        let again = self.draw.draw() % 8 == 0;
+        let again = self.draw.draw().is_multiple_of(8);
         if !again {
             let (store, _, prefix) = recover(&media, Some(&folder), self.world.options, writes, fenced)?;
             return check(&store, &Expected::after(&writes[..prefix]), true, true);
@@ -230,8 +230,8 @@ impl Run {
             let on = |world: &mut World| {
                 // As long as the append of the workload in half of the cases, so that what comes behind meets what came
                 // behind that one.
-                world.stage_exactly(1, &[if seed % 2 == 0 { APPENDED } else { (seed % 300) as usize }])?;
-                if seed % 3 == 0 {
+                world.stage_exactly(1, &[if seed.is_multiple_of(2) { APPENDED } else { (seed % 300) as usize }])?;
+                if seed.is_multiple_of(3) {
                     world.assign_all()?;
                 }
                 world.fence()?;

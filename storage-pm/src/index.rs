@@ -228,15 +228,15 @@ impl ColorIndex {
     #[cold]
     fn put_anywhere(&mut self, number: SeqNum, loc: Loc) -> bool {
         let after = self.runs.partition_point(|run| run.first <= number);
-        if let Some(run) = after.checked_sub(1).and_then(|place| self.runs.get_mut(place)) {
-            if let Some(offset) = run.offset(number).filter(|offset| *offset < run.locs.len()) {
-                if offset < run.gone {
-                    // What is behind it is as gone as before.
-                    run.locs[offset..run.gone].fill(NONE);
-                    run.gone = offset;
-                }
-                return std::mem::replace(&mut run.locs[offset], loc) == NONE;
+        if let Some(run) = after.checked_sub(1).and_then(|place| self.runs.get_mut(place))
+            && let Some(offset) = run.offset(number).filter(|offset| *offset < run.locs.len())
+        {
+            if offset < run.gone {
+                // What is behind it is as gone as before.
+                run.locs[offset..run.gone].fill(NONE);
+                run.gone = offset;
             }
+            return std::mem::replace(&mut run.locs[offset], loc) == NONE;
         }
         self.runs.insert(after, Run { first: number, locs: vec![loc], gone: 0 });
         true

@@ -76,6 +76,9 @@ struct Scan {
     parts: Vec<Part>,
 }
 
+/// What segments hold, by generation.
+type Scans = BTreeMap<u32, Scan>;
+
 /// The area as recovery reads it.
 pub(crate) struct Reader<'a, D> {
     device: &'a D,
@@ -144,10 +147,10 @@ impl<'a, D: Device> Reader<'a, D> {
     }
 
     /// Scans all segments, several at once where the machine can: nothing that is said of one depends on another.
-    fn scan_all(&self) -> io::Result<(BTreeMap<u32, Scan>, Facts)> {
+    fn scan_all(&self) -> io::Result<(Scans, Facts)> {
         let next = AtomicUsize::new(0);
         let work = || {
-            let (mut scans, mut facts) = (Vec::new(), Facts::default());
+            let (mut scans, mut facts) = (Scans::new(), Facts::default());
             loop {
                 let slot = next.fetch_add(1, Ordering::Relaxed);
                 if slot >= self.slots {
@@ -158,14 +161,14 @@ impl<'a, D: Device> Reader<'a, D> {
         };
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
         let threads = if self.slots as u64 * self.segment_bytes < PARALLEL_BYTES { 1 } else { threads };
-        let results: Vec<io::Result<(Vec<(u32, Scan)>, Facts)>> = std::thread::scope(|scope| {
+        let results: Vec<io::Result<(Scans, Facts)>> = std::thread::scope(|scope| {
             let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
             let mut results = vec![work()];
             let panicked = |_| Err(io::Error::other("a thread that scanned the area ended early"));
             results.extend(others.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)));
             results
         });
-        let (mut scans, mut facts) = (BTreeMap::new(), Facts::default());
+        let (mut scans, mut facts) = (Scans::new(), Facts::default());
         for result in results {
             let (some, more) = result?;
             scans.extend(some);

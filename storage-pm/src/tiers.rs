@@ -78,6 +78,9 @@ pub(crate) struct Moved {
     pub(crate) loc: Loc,
 }
 
+/// The bytes of segments, by slot, and the generation of each.
+type Segments = BTreeMap<usize, (u32, Vec<u8>)>;
+
 /// A segment that records move from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
@@ -330,7 +333,7 @@ fn read_segments(
     segment_bytes: u64,
     sources: &[Source],
     records: &[Moved],
-) -> (BTreeMap<usize, (u32, Vec<u8>)>, Vec<usize>) {
+) -> (Segments, Vec<usize>) {
     let mut segments = BTreeMap::new();
     let mut left = Vec::new();
     for source in sources {
@@ -365,11 +368,7 @@ fn is_good(record: Option<(u32, &[u8])>) -> bool {
 }
 
 /// A record's checksum and encoded bytes.
-fn find<'a>(
-    segments: &'a BTreeMap<usize, (u32, Vec<u8>)>,
-    segment_bytes: u64,
-    moved: &Moved,
-) -> Option<(u32, &'a [u8])> {
+fn find<'a>(segments: &'a Segments, segment_bytes: u64, moved: &Moved) -> Option<(u32, &'a [u8])> {
     let at = moved.loc.entry() - HEAD_BYTES;
     let (generation, bytes) = segments.get(&((at / segment_bytes) as usize))?;
     let entry = bytes.get((at % segment_bytes) as usize..)?;

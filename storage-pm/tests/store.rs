@@ -244,7 +244,7 @@ fn a_segment_is_not_used_again_before_its_checkpoint_is_durable() {
     assert_eq!(store.usage().segments, used, "the checkpoint is not durable yet");
     assert!(media.finish_fence());
     assert_eq!(store.fenced().unwrap(), fence);
-    assert_eq!((used, store.usage().segments), (3, 1));
+    assert_eq!((used, store.usage().segments), (2, 1));
 }
 
 #[test]
