@@ -26,7 +26,12 @@ const BEFORE_GROUP: u64 = 1024;
 fn open_log(folder: &Path, held: u64) -> Outcome<Log> {
     // A segment is given back as a whole, so some hold less than they have room for.
     let segments = held.div_ceil(SEGMENT) + held.div_ceil(SEGMENT) / 4 + SPARE_SEGMENTS;
-    let options = Options { segment_bytes: SEGMENT, limit_bytes: 8192 + segments * SEGMENT, prefault: true };
+    let options = Options {
+        segment_bytes: SEGMENT,
+        limit_bytes: 8192 + segments * SEGMENT,
+        prefault: true,
+        ..Options::default()
+    };
     Ok(Log::new(open(folder, options)?))
 }
 
@@ -87,7 +92,7 @@ impl Stream {
     fn read(&mut self, log: &Log, drawn: u64, compare: bool) -> Outcome<()> {
         let record = self.oldest + drawn % (self.next - self.oldest);
         self.found.clear();
-        log.store.read(self.color, number(record), number(record + 1), 1, usize::MAX, &mut self.found)?;
+        log.store.read_through(self.color, number(record), number(record + 1), 1, usize::MAX, &mut self.found)?;
         let [(_, found)] = &self.found[..] else {
             return Err(format!("the store lost the record {}/{}", self.color, number(record)).into());
         };
