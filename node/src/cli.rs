@@ -1,6 +1,6 @@
 //! The `flexlog` command: what it understands, how it says what went wrong, and how it ends.
 //!
-//! Exit codes: 0 done, 1 the log said no (the message says what, and what to do), 2 wrong usage; [`verify`] has its own.
+//! Exit codes: 0 done, 1 the log said no (the message says what, and what to do), 2 wrong usage; `verify` has its own.
 
 mod amount;
 mod append;

@@ -44,6 +44,7 @@ impl Fault {
         let mut said = String::new();
         while !said.contains("attached") {
             if errors.read_line(&mut said).unwrap() == 0 {
+                child.wait().unwrap();
                 skipped(&format!("no right to trace a process: {said}"));
                 return None;
             }
