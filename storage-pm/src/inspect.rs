@@ -2,7 +2,7 @@
 //!
 //! [`inspect`] works on any folder, one that another process writes and one that is damaged too: it opens files for reading
 //! only, makes and removes nothing, and goes on behind damage as far as it can. [`verify`] reads every byte that means
-//! something, and so needs a folder that nobody writes. Both rely on what recovery relies on ([`crate::recover`]): what
+//! something, and so needs a folder that nobody writes. Both rely on what recovery relies on (`recover`): what
 //! they call damaged is what it would refuse, and what it would not look at. What they promise is that nothing changed,
 //! and that damage is told with its file and its byte.
 
