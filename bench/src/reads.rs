@@ -1,7 +1,7 @@
 //! `reads`: how long one record takes to read, drawn at random, beside a copy of as many bytes with their checksum.
 //!
-//! Sources take turns, a slice each: the area of a store without a cache, the cache of another that holds the records which
-//! are asked for, and the SSD files of a third, whose blocks the system has in its own cache.
+//! Sources take turns, a slice each: the area of a store; the cache of another, whose records are on SSD; and the SSD files of
+//! a third without a cache, whose blocks the system has in its own.
 
 use std::hint::black_box;
 use std::path::PathBuf;
@@ -97,12 +97,17 @@ pub(crate) fn run(args: &ReadsArgs) -> Outcome<()> {
         log.checkpoint_if_wanted()?;
     }
 
-    let mut cached = Log::new(open(&folder.path().join("cached"), Options { cache_bytes: 64 << 20, ..options })?);
-    fill(&mut cached, HOT, size)?;
     let disk = tempfile::Builder::new().prefix("flexlog-bench-").tempdir_in(&args.disk)?;
     let small = Options { limit_bytes: 8192 + 12 * SEGMENT, high_mark: 10, ..options };
-    let mut tiered = Log::new(open_tiered(&folder.path().join("tiered"), disk.path(), small)?);
-    fill(&mut tiered, ON_SSD + (8 * SEGMENT) / size as u64, size)?;
+    let tiered = |name: &str, options: Options| -> Outcome<Log> {
+        let ssd = disk.path().join(name);
+        std::fs::create_dir(&ssd)?;
+        let mut log = Log::new(open_tiered(&folder.path().join(name), &ssd, options)?);
+        fill(&mut log, ON_SSD + (8 * SEGMENT) / size as u64, size)?;
+        Ok(log)
+    };
+    let cached = tiered("cached", Options { cache_bytes: 64 << 20, ..small })?;
+    let tiered = tiered("tiered", small)?;
     if tiered.store.usage().ssd_records < ON_SSD {
         return Err(format!("only {} records moved to SSD files", tiered.store.usage().ssd_records).into());
     }

@@ -84,6 +84,9 @@ pub struct Store<D> {
     /// Percent of the area above which records move to SSD files.
     high_mark: u8,
     cache: Option<Arc<Cache>>,
+    /// Whether the area's records are worth caching: not where it is memory itself. Looking a record up and putting it there
+    /// costs about as much as reading it.
+    cache_area: bool,
     /// Held as long as the store is.
     _lock: Option<FolderLock>,
 }
@@ -106,6 +109,7 @@ impl<D: Device> Store<D> {
     pub(crate) fn new(begin: Begin<D>) -> Self {
         let Begin { log, index, staged, fence, checkpoint_bytes, committed, tiers, high_mark, cache, lock } = begin;
         let since = Since::default();
+        let log_is_slow = log.device.slice(0, 1).is_none();
         Self {
             log,
             index,
@@ -119,6 +123,7 @@ impl<D: Device> Store<D> {
             told: false,
             tiers,
             high_mark,
+            cache_area: cache.is_some() && log_is_slow,
             cache,
             _lock: lock,
         }
@@ -392,7 +397,8 @@ impl<D: Device> Store<D> {
 
     #[inline]
     fn read_at(&self, color: Color, number: SeqNum, loc: Loc) -> Result<Record, ReadError> {
-        if let Some(record) = self.cache.as_ref().and_then(|cache| cache.get(color, number)) {
+        let cache = self.cache.as_ref().filter(|_| self.cache_area);
+        if let Some(record) = cache.and_then(|cache| cache.get(color, number)) {
             return Ok(record);
         }
         let what = || self.log.what.clone();
@@ -401,7 +407,7 @@ impl<D: Device> Store<D> {
             Ok(None) => return Err(ReadError::Damaged { what: what(), color, number, at: loc.entry() }),
             Err(source) => return Err(ReadError::Io { what: what(), color, number, source }),
         };
-        if let Some(cache) = &self.cache {
+        if let Some(cache) = cache {
             cache.put(color, number, &record);
         }
         Ok(record)
