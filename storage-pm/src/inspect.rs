@@ -20,6 +20,7 @@ use std::sync::Arc;
 use flexlog_protocol::media::{AreaReader, Device, FenceId};
 use rustix::fs::{FlockOperation, flock};
 
+use crate::device::AREA;
 use crate::ssd::{DirFolder, Folder, Reading, Writing};
 
 pub use area::list_entries;
@@ -139,8 +140,6 @@ fn examine_with<D: Device>(device: &D, what: &str, ssd: Option<&dyn Folder>, dep
     log.colors(&tier, &mut report);
     report
 }
-
-const AREA: &str = "area";
 
 /// A folder that no process writes. As long as this lives none begins to.
 struct Quiet {

@@ -23,7 +23,7 @@ use rustix::fs::{FlockOperation, flock};
 use uuid::Uuid;
 
 use crate::codec::{self, StagedMeta};
-use crate::device::{AnyDevice, DeviceKind, FileDevice, Mapping, MmapDevice, device_for, open_pmem2};
+use crate::device::{AREA, AnyDevice, DeviceKind, FileDevice, Mapping, MmapDevice, device_for, open_pmem2};
 use crate::index::Index;
 use crate::layout::{HEAD_BYTES, Kind, Place};
 use crate::log::{FIRST_ENTRY, GENERATIONS, Log, Resume, is_full};
@@ -279,7 +279,7 @@ impl Closed<AnyDevice> {
             Some(kind) => kind,
             None => device_for(folder).map_err(io_error)?,
         };
-        let path = folder.join("area");
+        let path = folder.join(AREA);
         let device = match kind {
             DeviceKind::Mmap => {
                 let mapping = Mapping { limit: options.limit_bytes, prefault: options.prefault };

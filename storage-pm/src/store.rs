@@ -312,7 +312,7 @@ impl<D: Device> Store<D> {
             Ended::Reclaim(outcome) => outcome,
         };
         match outcome {
-            Outcome::Failed(kind, why) => Err(self.log.fail(&io::Error::new(kind, why))),
+            Outcome::Failed(why) => Err(self.log.fail(&io::Error::other(why))),
             Outcome::Full(why) => {
                 tracing::warn!(why, "records stay in the area");
                 Ok(())
@@ -335,9 +335,6 @@ impl<D: Device> Store<D> {
                 continue;
             }
             self.index.forget(moved.color, moved.number, moved.loc);
-            if let Some(tiers) = &mut self.tiers {
-                tiers.moved(moved.color, moved.number);
-            }
         }
         for (slot, spans) in batch.held {
             if left.contains(&slot) {
@@ -360,7 +357,7 @@ impl<D: Device> Store<D> {
         (max_records, max_bytes): (usize, usize),
         into: &mut Vec<(SeqNum, Record)>,
     ) -> Result<Reading, ReadError> {
-        let on_ssd = self.tiers.as_ref().and_then(|tiers| tiers.highest(color));
+        let on_ssd = self.tiers.as_ref().and_then(|tiers| tiers.tier.highest(color));
         let (mut next, mut bytes, mut count) = (from, 0, 0);
         let mut here = self.index.range(color, from, upto).peekable();
         while count < max_records && (count == 0 || bytes < max_bytes) && next < upto {

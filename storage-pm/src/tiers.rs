@@ -106,7 +106,7 @@ pub(crate) enum Outcome {
     /// The SSD has no room.
     Full(String),
     /// The SSD broke.
-    Failed(io::ErrorKind, String),
+    Failed(String),
 }
 
 #[derive(Debug)]
@@ -125,8 +125,6 @@ struct Running {
 #[derive(Debug)]
 pub(crate) struct Tiers {
     pub(crate) tier: Tier,
-    /// The highest number of each color that has any on SSD.
-    highest: FxHashMap<Color, SeqNum>,
     running: Option<Running>,
     /// The trim points that are durable, by color, and those that may not be yet, each with the end of the log when it was
     /// told: what is given back is gone, whatever becomes of the entry that said so.
@@ -134,11 +132,10 @@ pub(crate) struct Tiers {
     trimming: VecDeque<(Place, Color, SeqNum)>,
     /// Something was trimmed since the last time that space was given back.
     trimmed: bool,
-    /// Not before that is space given back, or a full SSD tried again.
+    /// Not before that is space given back.
     reclaim_at: Time,
-    move_at: Time,
-    /// The SSD had no room the last time.
-    pub(crate) full: Option<String>,
+    /// The SSD had no room the last time: it is not tried again before that.
+    full_until: Option<Time>,
 }
 
 /// What ended.
@@ -150,29 +147,15 @@ pub(crate) enum Ended {
 impl Tiers {
     /// `trims`: the trim points that are durable.
     pub(crate) fn new(tier: Tier, trims: FxHashMap<Color, SeqNum>) -> Self {
-        let highest = tier.highest_all();
         Self {
             tier,
-            highest,
             running: None,
             trims,
             trimming: VecDeque::new(),
             trimmed: true,
             reclaim_at: Time::default(),
-            move_at: Time::default(),
-            full: None,
+            full_until: None,
         }
-    }
-
-    /// The highest number of `color` on SSD.
-    #[inline]
-    pub(crate) fn highest(&self, color: Color) -> Option<SeqNum> {
-        self.highest.get(&color).copied()
-    }
-
-    pub(crate) fn moved(&mut self, color: Color, number: SeqNum) {
-        let highest = self.highest.entry(color).or_insert(number);
-        *highest = (*highest).max(number);
     }
 
     /// Numbers up to `upto` were trimmed, when the log ended at `place`.
@@ -185,7 +168,7 @@ impl Tiers {
         while let Some((_, color, upto)) = self.trimming.pop_front_if(|(place, ..)| *place <= durable) {
             let point = self.trims.entry(color).or_insert(upto);
             *point = (*point).max(upto);
-            self.trimmed |= self.highest.contains_key(&color);
+            self.trimmed |= self.tier.highest(color).is_some();
         }
     }
 
@@ -200,14 +183,15 @@ impl Tiers {
     /// When something is to be done that nothing else will call for.
     pub(crate) fn at(&self) -> Option<Time> {
         let reclaim = self.trimmed.then_some(self.reclaim_at);
-        let again = self.full.is_some().then_some(self.move_at);
-        reclaim.into_iter().chain(again).min().filter(|_| self.running.is_none())
+        reclaim.into_iter().chain(self.full_until).min().filter(|_| self.running.is_none())
     }
 
     /// Whether records may move now. Not while a trim is not durable: what it took out of the index does not move, and must
     /// not be taken for moved when a crash takes the trim back.
-    pub(crate) fn may_move(&self, now: Time) -> bool {
-        self.trimming.is_empty() && (self.full.is_none() || now >= self.move_at)
+    pub(crate) fn may_move(&mut self, now: Time) -> bool {
+        // Once the pause is over there is none, whether or not anything is to move: nobody is to be called for it again.
+        self.full_until.take_if(|until| *until <= now);
+        self.trimming.is_empty() && self.full_until.is_none()
     }
 
     /// What the work that was under way came to, if it has ended.
@@ -217,18 +201,14 @@ impl Tiers {
             Ok(outcome) => outcome,
             Err(TryRecvError::Empty) => return None,
             Err(TryRecvError::Disconnected) => {
-                Outcome::Failed(io::ErrorKind::Other, "work on the SSD files ended without saying how".to_owned())
+                Outcome::Failed("work on the SSD files ended without saying how".to_owned())
             }
         };
         let work = self.running.take()?.work;
         match &outcome {
-            Outcome::Full(why) => {
-                self.full = Some(why.clone());
-                self.move_at = now.after(PAUSE_MICROS);
-            }
-            Outcome::Moved { .. } => self.full = None,
-            Outcome::Reclaimed { bytes } if *bytes > 0 => self.move_at = now,
-            Outcome::Reclaimed { .. } | Outcome::Failed(..) => {}
+            Outcome::Full(_) => self.full_until = Some(now.after(PAUSE_MICROS)),
+            Outcome::Reclaimed { bytes } if *bytes > 0 => self.full_until = None,
+            Outcome::Moved { .. } | Outcome::Reclaimed { .. } | Outcome::Failed(_) => {}
         }
         Some(match work {
             Work::Move(batch) => Ended::Move(batch, outcome),
@@ -281,7 +261,7 @@ impl Tiers {
         }
         self.trimmed = false;
         self.reclaim_at = now.after(PAUSE_MICROS);
-        if self.highest.is_empty() {
+        if self.tier.is_empty() {
             return None;
         }
         let (tier, trims) = (self.tier.clone(), self.trims.clone());
@@ -322,7 +302,7 @@ impl Tiers {
 fn failed(error: SsdError) -> Outcome {
     match error {
         SsdError::Full { .. } => Outcome::Full(error.to_string()),
-        error => Outcome::Failed(io::ErrorKind::Other, error.to_string()),
+        error => Outcome::Failed(error.to_string()),
     }
 }
 

@@ -3,12 +3,13 @@
 
 mod common;
 
-use common::{OWNER, STORE, append, open, options, read_all, session, token};
+use common::{OWNER, STORE, append, open, open_tiered, options, read_all, session, token};
 use flexlog_protocol::media::{Device, LogStore, ReadError, Recovered, StoreError};
 use flexlog_protocol::{
-    Assign, Body, Color, Condition, Entry, Epoch, Incarnation, Lsn, Position, Record, SeqNum, Tag, limits,
+    Assign, Body, Color, Condition, Entry, Epoch, Incarnation, Lsn, Position, Record, SeqNum, Tag, Time, limits,
 };
 use flexlog_storage_pm::device::{AnyDevice, DeviceKind, Fences, SimDevice, SimMedia};
+use flexlog_storage_pm::ssd::SimFolder;
 use flexlog_storage_pm::{Closed, OpenError, Options, Store};
 use uuid::Uuid;
 
@@ -513,4 +514,39 @@ fn a_folder_that_cannot_be_written_is_named() {
     let path = std::path::Path::new("/proc/flexlog");
     let error = Closed::<AnyDevice>::open_folder(path, None, OWNER, STORE, options(65536, 8)).unwrap_err();
     assert!(error.to_string().contains("/proc/flexlog"), "{error}");
+}
+
+/// A full SSD is tried again after a while; where nothing is to move then, nobody is woken for it for ever.
+#[test]
+fn a_full_ssd_is_tried_again_and_calls_for_nobody_when_nothing_is_to_move() {
+    let (media, folder) = (SimMedia::new(1 << 20), SimFolder::new());
+    let options = Options { high_mark: 30, ..options(4096, 10) };
+    let (mut store, _) = open_tiered(&media, &folder, options).unwrap();
+    folder.set_limit(folder.used());
+    for i in 1..=20_u32 {
+        store.stage(&append(i.into(), 1, &[vec![1; 900]])).unwrap();
+        store.append(&assign(i.into(), i.into(), 1, i - 1, 1)).unwrap();
+        fence(&mut store);
+    }
+    let (mut now, committed) = (Time(0), Lsn(20));
+    let mut work = |store: &mut Store<SimDevice>, now| match store.background(now, committed).unwrap() {
+        Some(work) => {
+            work();
+            true
+        }
+        None => false,
+    };
+    while work(&mut store, now) {
+        assert_eq!(store.usage().ssd_records, 0, "there is no room");
+    }
+    let again = store.background_at().unwrap();
+    assert!(again > now, "not at once");
+    // What was to move is trimmed and freed meanwhile.
+    store.append(&entry(21, Body::Trim { color: Color(1), upto: n(19) })).unwrap();
+    store.trim(Color(1), n(19));
+    store.checkpoint(Lsn(21), b"").unwrap();
+    fence(&mut store);
+    now = again;
+    while work(&mut store, now) {}
+    assert_eq!(store.background_at(), None);
 }

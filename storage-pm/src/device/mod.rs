@@ -65,7 +65,7 @@ pub enum DeviceKind {
 }
 
 /// The name of an area in its folder.
-const AREA: &str = "area";
+pub(crate) const AREA: &str = "area";
 
 /// The device that suits `folder`, which is there: `Mmap` on tmpfs and ramfs; `Pmem2` where the area in it is (a link
 /// to) a character device, and on a DAX file system if this build has it; else `File`.

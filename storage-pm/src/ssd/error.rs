@@ -149,12 +149,7 @@ pub enum Refusal {
     },
 }
 
-/// Whether an error says that there is no space, rather than that the medium failed.
-pub(crate) fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge)
-}
-
 /// A write that failed: for want of space, or for good.
 pub(crate) fn write_error(what: String, source: io::Error) -> SsdError {
-    if is_full(&source) { SsdError::Full { what, source } } else { SsdError::Failed { what, source } }
+    if crate::log::is_full(&source) { SsdError::Full { what, source } } else { SsdError::Failed { what, source } }
 }

@@ -188,10 +188,10 @@ impl Tier {
         Ok(())
     }
 
-    /// The highest number of each color in any file; it may be trimmed.
+    /// Whether there is no file.
     #[must_use]
-    pub fn highest_all(&self) -> FxHashMap<Color, SeqNum> {
-        self.0.highest.read().clone()
+    pub fn is_empty(&self) -> bool {
+        self.0.files.read().is_empty()
     }
 
     #[doc(hidden)]
