@@ -529,7 +529,7 @@ fn a_full_ssd_is_tried_again_and_calls_for_nobody_when_nothing_is_to_move() {
         fence(&mut store);
     }
     let (mut now, committed) = (Time(0), Lsn(20));
-    let mut work = |store: &mut Store<SimDevice>, now| match store.background(now, committed).unwrap() {
+    let work = |store: &mut Store<SimDevice>, now| match store.background(now, committed).unwrap() {
         Some(work) => {
             work();
             true
