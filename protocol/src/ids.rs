@@ -29,7 +29,7 @@ macro_rules! id {
 }
 
 id!(
-    /// A totally ordered log. Ids are handed out by the metadata store, from 1 up; 0 names none.
+    /// A totally ordered log. Ids are handed out by the metadata store, see [`Color::new`]; 0 names none.
     Color(u64)
 );
 id!(
@@ -64,6 +64,50 @@ id!(
     /// The identity of one replica's store, drawn when the store is formatted.
     StoreId(Uuid)
 );
+
+impl Color {
+    /// Bits of an id that count colors.
+    const SERIAL_BITS: u32 = 40;
+    /// The bit that says that the color is on several shards.
+    const WIDE: u64 = 1 << 63;
+    /// The largest serial.
+    pub const MAX_SERIAL: u64 = (1 << Self::SERIAL_BITS) - 1;
+    /// The largest position that can own colors.
+    pub const MAX_OWNER: Position = Position((1 << (63 - Self::SERIAL_BITS)) - 1);
+
+    /// The id of a color: what is fixed at its creation and everyone on the way of its numbers must know is in the id
+    /// itself, so that nobody has to look it up.
+    ///
+    /// `owner` counts for it, `wide` says that it is on several shards, and `serial` tells it from all others of the
+    /// cluster, from 1 up. `None` where the owner or the serial is out of range.
+    #[must_use]
+    pub const fn new(owner: Position, wide: bool, serial: u64) -> Option<Self> {
+        if owner.0 > Self::MAX_OWNER.0 || serial == 0 || serial > Self::MAX_SERIAL {
+            return None;
+        }
+        let wide = if wide { Self::WIDE } else { 0 };
+        Some(Self(wide | (owner.0 as u64) << Self::SERIAL_BITS | serial))
+    }
+
+    /// The position that counts for it.
+    #[must_use]
+    pub const fn owner(self) -> Position {
+        Position(((self.0 & !Self::WIDE) >> Self::SERIAL_BITS) as u32)
+    }
+
+    /// Whether it is on several shards. One that is not has all its numbers in the log of one shard, in order and
+    /// without gaps.
+    #[must_use]
+    pub const fn is_wide(self) -> bool {
+        self.0 & Self::WIDE != 0
+    }
+
+    /// What tells it from the other colors of the cluster.
+    #[must_use]
+    pub const fn serial(self) -> u64 {
+        self.0 & Self::MAX_SERIAL
+    }
+}
 
 impl Lsn {
     /// The place right after this one.

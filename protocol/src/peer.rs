@@ -9,7 +9,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use crate::entry::Entry;
-use crate::ids::{Color, Epoch, Incarnation, Lsn, ReplicaId, SeqNum, SessionId, Token, View};
+use crate::ids::{Color, Epoch, Incarnation, Lsn, Position, ReplicaId, SeqNum, SessionId, ShardId, Token, View};
 use crate::record::Append;
 
 /// A token that a member has staged: its records are persisted there.
@@ -84,8 +84,25 @@ pub struct SealReport {
     pub sessions: Vec<SessionId>,
 }
 
-/// How far a color's numbers went.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Numbers of one epoch, from `first` on.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Range {
+    /// The first of them.
+    pub first: SeqNum,
+    /// How many; `first` and they fit into the epoch.
+    pub count: u32,
+}
+
+impl Range {
+    /// Its exclusive end. Saturates where the epoch has no such number; whoever decodes a range refuses that.
+    #[must_use]
+    pub fn end(&self) -> SeqNum {
+        self.first.plus(self.count).unwrap_or(SeqNum::new(self.first.epoch(), u32::MAX))
+    }
+}
+
+/// How far a color's numbers went, as a shard knows it.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ColorEnd {
     /// The log.
     pub color: Color,
@@ -93,6 +110,19 @@ pub struct ColorEnd {
     pub end: SeqNum,
     /// Whether an `EpochEnd` closed that epoch.
     pub closed: bool,
+    /// Of a wide color: everything below is settled, on whichever shard. Else the least number.
+    pub stable: SeqNum,
+    /// Of a wide color: the numbers at or above `stable` that this shard's log gives to records or holes, ascending and
+    /// apart. Else empty: there is one range, up to `end`.
+    pub own: Vec<Range>,
+}
+
+impl ColorEnd {
+    /// That of a color on one shard.
+    #[must_use]
+    pub fn narrow(color: Color, end: SeqNum, closed: bool) -> Self {
+        Self { color, end, closed, stable: SeqNum::MIN, own: Vec::new() }
+    }
 }
 
 /// From a leaf to a member of its view.
@@ -138,6 +168,9 @@ pub enum ToMember {
         /// As asked.
         nonce: Uuid,
     },
+    /// Everything of these wide colors below the numbers given is settled on all shards, and what of it is this shard's
+    /// is in the log up to the commit that the leaf has told before.
+    Stable(Vec<(Color, SeqNum)>),
 }
 
 /// A message of one leaf incarnation, to or from a member.
@@ -166,9 +199,28 @@ pub enum PeerMessage {
     },
 }
 
-/// From a child position to its parent, on the way to a color's owner.
+/// A child of a position: another position, or the leaf of a shard, which is in the position's own process.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Child {
+    /// The position below.
+    Position(Position),
+    /// The shard that the position leads.
+    Shard(ShardId),
+}
+
+/// From a child to its parent, on the way to a color's owner.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ToParent {
+    /// This incarnation of the child is new: seal it.
+    Here,
+    /// The answer to [`FromParent::Seal`]: what the child and all below it know, grants included that arrived before.
+    /// After this only the sealing parent's grants, tails and stables count.
+    Sealed {
+        /// As asked.
+        by: Incarnation,
+        /// The colors with numbers, or followed, that the child does not own itself.
+        colors: Vec<ColorEnd>,
+    },
     /// `count` numbers for `color`, please. Requests of one color are answered in order.
     Order {
         /// The child's name for the request.
@@ -185,13 +237,20 @@ pub enum ToParent {
         /// The logs asked about.
         colors: Vec<Color>,
     },
-    /// Every number of these colors below the one given is settled. Cumulative.
+    /// Every number of these wide colors that the child was granted below the one given is settled. Cumulative.
     Settle(Vec<(Color, SeqNum)>),
+    /// The holes asked for by [`FromParent::Fill`] are settled.
+    Filled(Vec<(Color, Range)>),
 }
 
-/// From a parent position to its child.
+/// From a parent to its child.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FromParent {
+    /// Report, behind everything that you have handed on so far.
+    Seal {
+        /// Who asks: the parent itself, or one above it whose question it hands on.
+        by: Incarnation,
+    },
     /// Numbers for a request, all of one epoch.
     Grant {
         /// As asked.
@@ -202,10 +261,10 @@ pub enum FromParent {
         first: SeqNum,
         /// How many.
         count: u32,
-        /// The end of the color's earlier epoch, where this grant is the first since it: exclusive.
+        /// The exclusive end of the color's earlier epoch, if it had one.
         ends: Option<SeqNum>,
     },
-    /// The tails of the colors asked about, in that order: next number, and the end of an earlier epoch not yet told.
+    /// The tails of the colors asked about, in that order: next number, and the end of the earlier epoch as in a grant.
     Tails {
         /// As asked.
         round: u64,
@@ -216,5 +275,70 @@ pub enum FromParent {
     EpochFull {
         /// As asked.
         batch: u64,
+    },
+    /// Everything of these wide colors below the number given is settled, on all their shards. Cumulative.
+    Stable(Vec<(Color, SeqNum)>),
+    /// These numbers of wide colors were granted and lost on the way: make them holes, in the log of any shard below that
+    /// follows the color.
+    Fill(Vec<(Color, Range)>),
+}
+
+/// A message of one incarnation of a position to one of its neighbour's: what either says to another than is there
+/// changes nothing (I9).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Between<M> {
+    /// Who speaks.
+    pub from: Incarnation,
+    /// Who is meant. `None`: whoever holds the position; only for [`ToParent::Here`] and [`FromParent::Seal`].
+    pub to: Option<Incarnation>,
+    /// What is said.
+    pub message: M,
+}
+
+/// From one process of a cluster to another.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum NodeMessage {
+    /// From the leaf of a shard to a member.
+    ToMember {
+        /// The shard.
+        shard: ShardId,
+        /// The member.
+        to: ReplicaId,
+        /// What is said.
+        message: Of<ToMember>,
+    },
+    /// From a member to the leaf of its shard.
+    ToLeaf {
+        /// The shard.
+        shard: ShardId,
+        /// The member.
+        from: ReplicaId,
+        /// What is said.
+        message: Of<ToLeaf>,
+    },
+    /// From a member to another of its shard.
+    Peer {
+        /// The shard.
+        shard: ShardId,
+        /// Who speaks.
+        from: ReplicaId,
+        /// Who is meant.
+        to: ReplicaId,
+        /// What is said.
+        message: PeerMessage,
+    },
+    /// From a position to the one above it.
+    Up {
+        /// The position above.
+        to: Position,
+        /// What is said.
+        message: Between<ToParent>,
+    },
+    /// From a position to one below it.
+    Down {
+        /// The position below.
+        to: Position,
+        /// What is said.
+        message: Between<FromParent>,
     },
 }

@@ -79,6 +79,7 @@ impl Replica {
                     out.push(Output::Answer { to, answer });
                 }
             }
+            ToMember::Stable(_) => {}
             ToMember::SessionRefused { nonce } => {
                 for (to, id) in self.opening.remove(&nonce).unwrap_or_default() {
                     out.push(Output::Answer { to, answer: Answer::Failed { id, why: Failure::TooManySessions } });
@@ -129,7 +130,7 @@ impl Replica {
         let mut colors: Vec<ColorEnd> = self
             .colors
             .iter()
-            .filter_map(|(color, state)| state.end().map(|(end, closed)| ColorEnd { color: *color, end, closed }))
+            .filter_map(|(color, state)| state.end().map(|(end, closed)| ColorEnd::narrow(*color, end, closed)))
             .collect();
         colors.sort_unstable_by_key(|end| end.color);
         let report = SealReport {

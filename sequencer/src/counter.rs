@@ -58,6 +58,7 @@ impl Counter {
                 out.push(FromParent::Tails { round, tails });
             }
             ToParent::Settle(settled) => settled.into_iter().for_each(|(color, upto)| self.settle(color, upto)),
+            ToParent::Here | ToParent::Sealed { .. } | ToParent::Filled(_) => {}
         }
     }
 
@@ -161,7 +162,7 @@ mod tests {
 
     #[test]
     fn tails_are_answered_in_the_order_asked_and_leave_nothing_behind() {
-        let mut c = counter(vec![ColorEnd { color: BLUE, end: number(3, 9), closed: false }]);
+        let mut c = counter(vec![ColorEnd::narrow(BLUE, number(3, 9), false)]);
         let asked = ToParent::Tails { round: 4, colors: vec![RED, BLUE] };
         let tails = vec![(RED, number(7, 0), None), (BLUE, number(7, 0), Some(number(3, 9)))];
         assert_eq!(answer(&mut c, asked), FromParent::Tails { round: 4, tails });
@@ -171,7 +172,7 @@ mod tests {
     #[test]
     fn the_earlier_end_is_told_until_the_log_says_it() {
         for closed in [false, true] {
-            let mut c = counter(vec![ColorEnd { color: RED, end: number(3, 9), closed }]);
+            let mut c = counter(vec![ColorEnd::narrow(RED, number(3, 9), closed)]);
             let ends = Some(number(3, 9));
             assert_eq!(order(&mut c, 1, RED, 1), grant(1, RED, number(7, 0), 1, ends));
             settle(&mut c, RED, number(3, 9));
@@ -185,7 +186,7 @@ mod tests {
 
     #[test]
     fn stable_only_grows_and_never_beyond_what_was_given() {
-        let mut c = counter(vec![ColorEnd { color: RED, end: number(3, 9), closed: true }]);
+        let mut c = counter(vec![ColorEnd::narrow(RED, number(3, 9), true)]);
         assert_eq!((c.stable(RED), c.stable(BLUE)), (number(3, 9), SeqNum::MIN));
         order(&mut c, 1, RED, 5);
         for (said, stable) in [(2, 2), (5, 5), (3, 5), (6, 5)] {

@@ -456,6 +456,7 @@ impl Leaf {
                 self.to_all(&ToMember::Confirm { round }, out);
             }
             FromParent::Tails { .. } => self.ignored += 1,
+            FromParent::Seal { .. } | FromParent::Stable(_) | FromParent::Fill(_) => self.ignored += 1,
             // The request stays unanswered, and so does what comes behind it, until the next incarnation.
             FromParent::EpochFull { .. } => out.push(Output::EpochFull),
         }

@@ -180,8 +180,9 @@ fn check_view(view: &View, reports: &[SealReport]) -> Result<(), StopReason> {
 
 /// How far each color's numbers go with `entries` taken in.
 fn colors(at_commit: &[ColorEnd], entries: &[Arc<Entry>]) -> Vec<ColorEnd> {
-    let mut colors: BTreeMap<Color, ColorEnd> = at_commit.iter().map(|end| (end.color, *end)).collect();
-    let mut set = |color: Color, end: SeqNum, closed: bool| _ = colors.insert(color, ColorEnd { color, end, closed });
+    let mut colors: BTreeMap<Color, ColorEnd> = at_commit.iter().map(|end| (end.color, end.clone())).collect();
+    let mut set =
+        |color: Color, end: SeqNum, closed: bool| _ = colors.insert(color, ColorEnd::narrow(color, end, closed));
     for entry in entries {
         match &entry.body {
             Body::Assign(runs) => runs.iter().for_each(|run| set(run.color, run.end(), false)),
@@ -250,7 +251,7 @@ mod tests {
             view: Some(view()),
             entries: entries.to_vec(),
             staged,
-            colors: vec![ColorEnd { color: RED, end: n(1, 7), closed: false }],
+            colors: vec![ColorEnd::narrow(RED, n(1, 7), false)],
             sessions: vec![SESSION],
         }
     }
@@ -286,7 +287,7 @@ mod tests {
         assert_eq!((found.last, found.acked), (Lsn(13), vec![Lsn(11), Lsn(13), Lsn(12)]));
         assert_eq!(found.above, log[1..]);
         assert_eq!(found.staged, [vec![staged(4)], vec![staged(4)], vec![]]);
-        assert_eq!(found.colors, [ColorEnd { color: RED, end: n(2, 3), closed: false }]);
+        assert_eq!(found.colors, [ColorEnd::narrow(RED, n(2, 3), false)]);
     }
 
     #[test]
@@ -306,10 +307,7 @@ mod tests {
             entry(12, Body::Hole { color: BLUE, first: n(2, 0), count: 4 }),
         ];
         let found = run(vec![report(&log, vec![]), report(&log, vec![]), report(&log, vec![])]).unwrap();
-        let ends = [
-            ColorEnd { color: RED, end: n(1, 7), closed: true },
-            ColorEnd { color: BLUE, end: n(2, 4), closed: false },
-        ];
+        let ends = [ColorEnd::narrow(RED, n(1, 7), true), ColorEnd::narrow(BLUE, n(2, 4), false)];
         assert_eq!(found.colors, ends);
         assert_eq!(found.above, []);
     }

@@ -156,7 +156,7 @@ fn recovery_completes_the_longest_log_before_anything_is_numbered() {
     assert_eq!(rig.flush(), []);
     assert_eq!((rig.say(A, ToLeaf::Acked(Lsn(13))), rig.say(B, ToLeaf::Acked(Lsn(13)))), (vec![], vec![]));
     assert_eq!(rig.say(C, ToLeaf::Acked(Lsn(12))), []);
-    let colors = vec![ColorEnd { color: RED, end: n(2, 2), closed: false }];
+    let colors = vec![ColorEnd::narrow(RED, n(2, 2), false)];
     assert_eq!(rig.say(C, ToLeaf::Acked(Lsn(13))), [Output::Recovered { colors }, Output::Serving]);
     let mut expected = entries(14, vec![], 13);
     expected.push(order(1, RED, 2));

@@ -84,7 +84,7 @@ impl Member {
             view,
             entries: self.log[self.commit.0 as usize..].to_vec(),
             staged: self.staged.values().copied().collect(),
-            colors: colors.into_iter().map(|(color, (end, closed))| ColorEnd { color, end, closed }).collect(),
+            colors: colors.into_iter().map(|(color, (end, closed))| ColorEnd::narrow(color, end, closed)).collect(),
             sessions: sessions.into_values().collect(),
         }))
     }
