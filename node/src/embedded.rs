@@ -25,7 +25,7 @@ use tokio::sync::Notify;
 use tokio::task::{LocalSet, spawn_local};
 use uuid::Uuid;
 
-use crate::engine::{Engine, Member};
+use crate::engine::{Engine, Member, Place};
 pub use crate::retention::file::ReadError as AgesError;
 use crate::retention::keeper::Keeper;
 use crate::server::{Parts, Server};
@@ -192,7 +192,8 @@ async fn serve(
     };
     let address = listener.as_ref().and_then(|listener| listener.local_addr().ok());
     let opened = open(&options).await?;
-    let devices = opened.engine.status().replicas.into_iter().map(|replica| replica.device).collect();
+    let devices = opened.engine.shards();
+    let devices = devices.into_iter().flat_map(|shard| shard.replicas).map(|replica| replica.device).collect();
     let cluster = opened.cluster;
     let server = Server::start(opened);
     server.lead().await?;
@@ -239,7 +240,14 @@ async fn open(options: &Options) -> Result<Parts, StartError> {
     }
     let fenced = Arc::new(Notify::new());
     let members = open_members(options, &*metadata, cluster.id, &shard.view, &fenced).await?;
-    let mut engine = Engine::new(SHARD, members, options.numbers_per_epoch);
+    let place = Place {
+        position: shard.leaf,
+        parent: None,
+        children: Vec::new(),
+        shards: vec![(SHARD, shard.view.clone())],
+        numbers_per_epoch: options.numbers_per_epoch,
+    };
+    let mut engine = Engine::new(members, Some(place));
     let bounds = operations::retentions(&*metadata).await?;
     let keeper = Keeper::open(&directory.join("retention.json"), cluster.id, bounds, &mut engine)?;
     Ok(Parts {

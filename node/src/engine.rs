@@ -1,8 +1,10 @@
-//! The embedded cluster: one shard's members, their stores, its leaf and the owner of its colors, on one thread.
+//! The cores of one process, on one thread: members with their stores, a position of the tree with the leaves of its
+//! shards, or both.
 //!
-//! The cores speak to each other through one queue that is emptied before anything waits: a record that a client sent is
-//! staged on all members, numbered, and in every member's log when [`Engine::run`] returns, where the device is memory;
-//! where it is a file, as far as the fences that are done allow. Nothing is sent from one thread to another on that way.
+//! Cores of one process speak to each other through one queue that is emptied before anything waits: in the embedded
+//! cluster a record that a client sent is staged on all members, numbered, and in every member's log when [`Engine::run`]
+//! returns, where the device is memory; where it is a file, as far as the fences that are done allow. Nothing is sent
+//! from one thread to another on that way. What is for a core of another process collects ([`Engine::take_remote`]).
 //!
 //! What takes its time is handed out to be done elsewhere: reads of SSD files ([`Engine::take_reads`]) and what stores do
 //! in the background ([`Engine::take_work`]). While a store is about to have room again, appends wait here.
@@ -17,11 +19,16 @@ use std::sync::Arc;
 
 use flexlog_protocol::api::{Answer, AppendRequest, Appended, Failure, ReplicaStatus, Request, ShardStatus};
 use flexlog_protocol::media::{Background, FenceId, Late, LaterRead, LogStore, Reading, StoreError};
-use flexlog_protocol::peer::{FromParent, PeerMessage, ToParent};
-use flexlog_protocol::{Append, Color, Incarnation, ReplicaId, SeqNum, ShardId, Time, View, limits};
+use flexlog_protocol::peer::{NodeMessage, Of, PeerMessage, ToLeaf, ToMember};
+use flexlog_protocol::{Append, Color, Incarnation, Position, ReplicaId, SeqNum, ShardId, Time, limits};
 use flexlog_replica::{ConnId, FetchId, Persist, Replica};
-use flexlog_sequencer::{Counter, Leaf};
+use flexlog_sequencer::{Leaf, tree};
 use rustc_hash::FxHashMap;
+
+mod station;
+
+pub(crate) use station::Place;
+use station::Station;
 
 /// The most bytes of appends that wait for room in a store; more are passed on, and may be refused.
 const MAX_HELD_BYTES: usize = 64 << 20;
@@ -119,33 +126,38 @@ impl Member {
     }
 }
 
-/// One message inside the cluster.
+/// One message inside the process.
 enum Message {
     Member(usize, flexlog_replica::Input),
-    Leaf(flexlog_sequencer::Input),
-    Counter(ToParent),
+    Leaf(ShardId, flexlog_sequencer::Input),
+    Tree(tree::Input),
+}
+
+/// A core of another process.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Peer {
+    /// A member of a shard.
+    Replica(ReplicaId),
+    /// A position of the tree, with the leaves of its shards.
+    Position(Position),
 }
 
 /// What the engine needs from outside.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// The shard serves.
+    /// The position serves, and all of its shards.
     Serving,
-    /// The owner's epoch is used up: claim the position again and [`Engine::lead`] with that.
-    EpochFull,
+    /// The position is to be claimed again, and [`Engine::lead`] called with that: its epoch is used up, or somebody that
+    /// it leads lost what was said.
+    ClaimAgain,
 }
 
-/// The cores of one shard and its sequencer.
+/// The cores of one process.
 pub struct Engine {
-    shard: ShardId,
     members: Vec<Member>,
-    leaf: Option<Leaf>,
-    counter: Option<Counter>,
-    /// As in [`Counter::with_limit`].
-    counter_limit: u32,
-    incarnation: Option<Incarnation>,
-    view: u32,
+    station: Option<Station>,
     queue: VecDeque<Message>,
+    remote: Vec<(Peer, NodeMessage)>,
     answers: FxHashMap<ConnId, Vec<Answer>>,
     reads: Vec<SlowRead>,
     work: Vec<(StoreAt, Background)>,
@@ -156,27 +168,25 @@ pub struct Engine {
     passed_bytes: usize,
     events: Vec<Event>,
     stopped: Option<String>,
+    serving: bool,
     appends: u64,
     counted: FxHashMap<Color, Counted>,
     marked: Vec<Color>,
     member_out: Vec<flexlog_replica::Output>,
     leaf_out: Vec<flexlog_sequencer::Output>,
-    counter_out: Vec<FromParent>,
+    tree_out: Vec<tree::Output>,
 }
 
 impl Engine {
-    /// The members of `shard`, in the order of its view; they follow no leaf yet.
+    /// Members, in the order of their shard's view, which follow no leaf yet; and a place of the tree that nobody holds
+    /// yet.
     #[must_use]
-    pub fn new(shard: ShardId, members: Vec<Member>, counter_limit: u32) -> Self {
+    pub(crate) fn new(members: Vec<Member>, place: Option<Place>) -> Self {
         Self {
-            shard,
             members,
-            leaf: None,
-            counter: None,
-            counter_limit,
-            incarnation: None,
-            view: 0,
+            station: place.map(Station::new),
             queue: VecDeque::new(),
+            remote: Vec::new(),
             answers: FxHashMap::default(),
             reads: Vec::new(),
             work: Vec::new(),
@@ -185,24 +195,87 @@ impl Engine {
             passed_bytes: 0,
             events: Vec::new(),
             stopped: None,
+            serving: false,
             appends: 0,
             counted: FxHashMap::default(),
             marked: Vec::new(),
             member_out: Vec::new(),
             leaf_out: Vec::new(),
-            counter_out: Vec::new(),
+            tree_out: Vec::new(),
         }
     }
 
-    /// Starts a leaf as `incarnation`, in place of the one before. [`Engine::run`] comes next.
-    pub fn lead(&mut self, incarnation: Incarnation, view: View) {
-        self.incarnation = Some(incarnation);
-        self.view = view.number.0;
-        self.counter = None;
-        let mut leaf = Leaf::new(incarnation, self.shard, view);
-        leaf.start(&mut self.leaf_out);
-        self.leaf = Some(leaf);
-        self.route_leaf();
+    /// Holds the position as `incarnation`, in place of the one before. [`Engine::run`] comes next.
+    pub fn lead(&mut self, incarnation: Incarnation) {
+        let Some(station) = &mut self.station else { return };
+        // What the cores before were about to be told is not for these.
+        self.queue.retain(|message| matches!(message, Message::Member(..)));
+        self.serving = false;
+        station.lead(incarnation, &mut self.tree_out);
+        self.route_tree();
+        self.each_leaf(Leaf::start);
+    }
+
+    /// Has every leaf do something, and passes on what it says.
+    fn each_leaf(&mut self, what: impl Fn(&mut Leaf, &mut Vec<flexlog_sequencer::Output>)) {
+        let mut at = 0;
+        while let Some((shard, leaf)) = self.station.as_mut().and_then(|station| station.leaf_at(at)) {
+            what(leaf, &mut self.leaf_out);
+            self.route_leaf(shard);
+            at += 1;
+        }
+    }
+
+    /// A core of another process says something. [`Engine::run`] comes next.
+    pub fn remote(&mut self, message: NodeMessage) {
+        match message {
+            NodeMessage::ToMember { to, message, .. } => {
+                if let Some(at) = self.members.iter().position(|member| member.id == to) {
+                    self.queue.push_back(Message::Member(at, flexlog_replica::Input::Leaf(message)));
+                }
+            }
+            NodeMessage::ToLeaf { shard, from, message } => {
+                self.queue.push_back(Message::Leaf(shard, flexlog_sequencer::Input::Member { from, message }));
+            }
+            NodeMessage::Peer { from, to, message, .. } => self.send_to_peer(from, to, message),
+            NodeMessage::Up { from, to, message } if self.holds(to) => {
+                self.queue.push_back(Message::Tree(tree::Input::Child { from, message }));
+            }
+            NodeMessage::Down { to, message } if self.holds(to) => {
+                self.queue.push_back(Message::Tree(tree::Input::Parent(message)));
+            }
+            // It was sent to an address that another position had before.
+            NodeMessage::Up { .. } | NodeMessage::Down { .. } => {}
+        }
+    }
+
+    fn holds(&self, position: Position) -> bool {
+        self.station.as_ref().is_some_and(|station| station.position() == position)
+    }
+
+    /// The process of a peer is another one than before, or lost what was said to it: what it is to know must be said
+    /// anew.
+    pub fn replaced(&mut self, peer: Peer) {
+        let Some(station) = &self.station else { return };
+        match peer {
+            Peer::Replica(replica) if station.leads(replica) => self.events.push(Event::ClaimAgain),
+            Peer::Position(position) => {
+                self.queue.push_back(Message::Tree(tree::Input::ChildReplaced(position)));
+            }
+            // A member that another one asked for a record: the leaf will have it asked again.
+            Peer::Replica(_) => {}
+        }
+    }
+
+    /// What is to be said to cores of other processes, in order.
+    pub fn take_remote(&mut self) -> impl Iterator<Item = (Peer, NodeMessage)> + use<'_> {
+        self.remote.drain(..)
+    }
+
+    /// Whether clients can append to and read from this process.
+    #[must_use]
+    pub fn has_members(&self) -> bool {
+        !self.members.is_empty()
     }
 
     /// The member that answers a connection's reads.
@@ -287,7 +360,8 @@ impl Engine {
         for at in 0..self.members.len() {
             self.queue.push_back(Message::Member(at, flexlog_replica::Input::Tick));
         }
-        self.queue.push_back(Message::Leaf(flexlog_sequencer::Input::Tick));
+        let shards: Vec<ShardId> = self.station.iter().flat_map(Station::shards).collect();
+        self.queue.extend(shards.into_iter().map(|shard| Message::Leaf(shard, flexlog_sequencer::Input::Tick)));
     }
 
     /// When to call [`Engine::tick`], if nothing else happens before.
@@ -296,7 +370,7 @@ impl Engine {
         let members = self.members.iter().filter_map(|member| member.replica.next_deadline());
         let stores = self.members.iter().filter(|member| !member.working && member.failed.is_none());
         let stores = stores.filter_map(|member| member.store.background_at());
-        members.chain(stores).chain(self.leaf.as_ref().and_then(Leaf::next_deadline)).min()
+        members.chain(stores).chain(self.station.as_ref().and_then(Station::next_deadline)).min()
     }
 
     /// Works until there are answers to send, or nothing is left to do but to wait for fences, deadlines and clients.
@@ -311,9 +385,10 @@ impl Engine {
             if !self.answers.is_empty() {
                 return true;
             }
-            if let Some(leaf) = &mut self.leaf {
-                leaf.flush(&mut self.leaf_out);
-                self.route_leaf();
+            self.each_leaf(Leaf::flush);
+            if let Some(sequencer) = self.station.as_mut().and_then(Station::sequencer) {
+                sequencer.flush(&mut self.tree_out);
+                self.route_tree();
             }
             if self.queue.is_empty() {
                 self.start_fences();
@@ -418,40 +493,82 @@ impl Engine {
                     self.members[at].checkpointing = false;
                 }
             }
-            Message::Leaf(input) => {
-                if let Some(leaf) = &mut self.leaf {
+            Message::Leaf(shard, input) => {
+                if let Some(leaf) = self.station.as_mut().and_then(|station| station.leaf(shard)) {
                     leaf.handle(now, input, &mut self.leaf_out);
-                    self.route_leaf();
+                    self.route_leaf(shard);
                 }
             }
-            Message::Counter(input) => {
-                if let Some(counter) = &mut self.counter {
-                    counter.handle(input, &mut self.counter_out);
-                    let answers = self.counter_out.drain(..).map(flexlog_sequencer::Input::Parent);
-                    self.queue.extend(answers.map(Message::Leaf));
+            Message::Tree(input) => {
+                if let Some(sequencer) = self.station.as_mut().and_then(Station::sequencer) {
+                    sequencer.handle(input, &mut self.tree_out);
+                    self.route_tree();
                 }
             }
         }
     }
 
-    fn route_leaf(&mut self) {
-        use flexlog_sequencer::Output;
-        for output in self.leaf_out.drain(..) {
+    fn route_tree(&mut self) {
+        use tree::Output;
+        let Some(station) = &self.station else { return };
+        for output in self.tree_out.drain(..) {
             match output {
-                Output::Member { to, message } => {
-                    if let Some(at) = self.members.iter().position(|member| member.id == to) {
-                        self.queue.push_back(Message::Member(at, flexlog_replica::Input::Leaf(message)));
+                Output::Child { to, message } => {
+                    self.remote.push((Peer::Position(to), NodeMessage::Down { to, message }));
+                }
+                Output::Shard { to, message } => {
+                    self.queue.push_back(Message::Leaf(to, flexlog_sequencer::Input::Parent(message)));
+                }
+                Output::Parent(message) => {
+                    if let Some(to) = station.parent() {
+                        let from = station.position();
+                        self.remote.push((Peer::Position(to), NodeMessage::Up { from, to, message }));
                     }
                 }
-                Output::Parent(message) => self.queue.push_back(Message::Counter(message)),
-                Output::Recovered { colors } => {
-                    let counter = self.incarnation.map(|incarnation| Counter::new(incarnation, colors));
-                    self.counter = counter.map(|counter| counter.with_limit(self.counter_limit));
-                }
-                Output::Serving => self.events.push(Event::Serving),
-                Output::EpochFull => self.events.push(Event::EpochFull),
-                Output::Stopped(reason) => self.stopped = Some(reason.to_string()),
+                Output::Serving => {}
+                Output::EpochFull => self.events.push(Event::ClaimAgain),
             }
+        }
+        self.look_whether_serving();
+    }
+
+    fn route_leaf(&mut self, shard: ShardId) {
+        use flexlog_sequencer::Output;
+        let mut outputs = mem::take(&mut self.leaf_out);
+        for output in outputs.drain(..) {
+            match output {
+                Output::Member { to, message } => self.send_to_member(shard, to, message),
+                Output::Parent(message) => {
+                    self.queue.push_back(Message::Tree(tree::Input::Shard { from: shard, message }));
+                }
+                Output::Serving => {}
+                Output::Stopped(reason) => self.stopped = Some(format!("shard {shard}: {reason}")),
+            }
+        }
+        self.leaf_out = outputs;
+        self.look_whether_serving();
+    }
+
+    fn look_whether_serving(&mut self) {
+        if !self.serving && self.station.as_ref().is_some_and(Station::serves) {
+            self.serving = true;
+            self.events.push(Event::Serving);
+        }
+    }
+
+    fn send_to_member(&mut self, shard: ShardId, to: ReplicaId, message: Of<ToMember>) {
+        match self.members.iter().position(|member| member.id == to) {
+            Some(at) => self.queue.push_back(Message::Member(at, flexlog_replica::Input::Leaf(message))),
+            None => self.remote.push((Peer::Replica(to), NodeMessage::ToMember { shard, to, message })),
+        }
+    }
+
+    fn send_to_leaf(&mut self, shard: ShardId, from: ReplicaId, message: Of<ToLeaf>) {
+        let position = message.leaf.position;
+        if self.holds(position) {
+            self.queue.push_back(Message::Leaf(shard, flexlog_sequencer::Input::Member { from, message }));
+        } else {
+            self.remote.push((Peer::Position(position), NodeMessage::ToLeaf { shard, from, message }));
         }
     }
 
@@ -485,7 +602,8 @@ impl Engine {
                     self.members[at].cramped = false;
                 }
                 Output::ToLeaf(message) => {
-                    self.queue.push_back(Message::Leaf(flexlog_sequencer::Input::Member { from, message }));
+                    let shard = self.members[at].replica.shard();
+                    self.send_to_leaf(shard, from, message);
                 }
                 Output::ToPeer { to, message } => self.send_to_peer(from, to, message),
                 Output::Answer { to, answer } => self.answer(to, answer),
@@ -499,9 +617,16 @@ impl Engine {
     }
 
     fn send_to_peer(&mut self, from: ReplicaId, to: ReplicaId, message: PeerMessage) {
-        if let Some(at) = self.members.iter().position(|member| member.id == to) {
-            let input = flexlog_replica::Input::Peer { from, message };
-            self.queue.push_back(Message::Member(at, input));
+        match self.members.iter().position(|member| member.id == to) {
+            Some(at) => {
+                let input = flexlog_replica::Input::Peer { from, message };
+                self.queue.push_back(Message::Member(at, input));
+            }
+            None => {
+                // Only members speak to members, and those of a process are all of one shard.
+                let Some(shard) = self.members.first().map(|member| member.replica.shard()) else { return };
+                self.remote.push((Peer::Replica(to), NodeMessage::Peer { shard, from, to, message }));
+            }
         }
     }
 
@@ -654,12 +779,11 @@ impl Engine {
     }
 
     fn want_checkpoints(&mut self) {
-        // Before that nothing is known to be committed.
-        let serving = self.counter.is_some();
         for (at, member) in self.members.iter_mut().enumerate() {
             // The next one waits until this one is durable: only then does the store know whether it wants another.
             let idle = member.fence.is_none() && !member.checkpointing && !member.cramped && member.failed.is_none();
-            if serving && idle && member.store.checkpoint_wanted() {
+            // Before it is led nothing new is known to be committed.
+            if idle && member.replica.is_led() && member.store.checkpoint_wanted() {
                 member.checkpointing = true;
                 self.queue.push_back(Message::Member(at, flexlog_replica::Input::CheckpointWanted));
             }
@@ -684,42 +808,60 @@ impl Engine {
         self.appends
     }
 
-    /// The shard, for people.
+    /// The shards that this process has members or the leaf of, for people.
     #[must_use]
-    pub fn status(&self) -> ShardStatus {
-        let leaf = self.leaf.as_ref().map(Leaf::status);
-        let state = match (&self.stopped, &leaf) {
-            (Some(why), _) => format!("stopped: {why}"),
-            (None, Some(leaf)) => leaf.phase.to_owned(),
-            (None, None) => "without a leaf".to_owned(),
+    pub fn shards(&self) -> Vec<ShardStatus> {
+        let led = self.station.iter().flat_map(Station::shards);
+        let held = self.members.iter().map(|member| member.replica.shard());
+        let mut shards: Vec<ShardId> = led.chain(held).collect();
+        shards.sort_unstable();
+        shards.dedup();
+        shards.into_iter().map(|shard| self.shard(shard)).collect()
+    }
+
+    fn shard(&self, shard: ShardId) -> ShardStatus {
+        let station = self.station.as_ref();
+        let leaf = station.and_then(|station| station.leaf_status(shard));
+        let members = || self.members.iter().filter(|member| member.replica.shard() == shard);
+        let followed = members().next().map(|member| (member.replica.is_led(), member.replica.summary()));
+        let state = match (&self.stopped, &leaf, &followed) {
+            (Some(why), Some(_), _) => format!("stopped: {why}"),
+            (None, Some(leaf), _) => leaf.phase.to_owned(),
+            (_, None, Some((true, _))) => "following".to_owned(),
+            (_, None, _) => "without a leaf".to_owned(),
         };
-        let replicas = self.members.iter().map(|member| {
-            let usage = member.store.usage();
-            ReplicaStatus {
-                replica: member.id,
-                state: member.failed.clone().unwrap_or_else(|| "ok".to_owned()),
-                path: member.path.clone(),
-                device: usage.device,
-                used_bytes: usage.used_bytes,
-                limit_bytes: usage.limit_bytes,
-                records: usage.records,
-                staged: usage.staged_tokens,
-                index_bytes: usage.index_bytes,
-                ssd_files: usage.ssd_files,
-                ssd_bytes: usage.ssd_bytes,
-                ssd_records: usage.ssd_records,
-                opened: member.opened,
-            }
-        });
+        let summary = followed.map(|(_, summary)| summary).unwrap_or_default();
+        let view = station.and_then(|station| station.view(shard)).map_or(summary.view, |view| view.number);
         ShardStatus {
-            shard: self.shard,
-            epoch: leaf.as_ref().map(|leaf| leaf.epoch).unwrap_or_default(),
-            view: self.view,
+            shard,
+            epoch: leaf.as_ref().map_or(summary.epoch, |leaf| leaf.epoch),
+            view: view.0,
             state,
-            last: leaf.as_ref().map(|leaf| leaf.last).unwrap_or_default(),
-            commit: leaf.as_ref().map(|leaf| leaf.commit).unwrap_or_default(),
-            sessions: leaf.as_ref().map(|leaf| leaf.sessions as u64).unwrap_or_default(),
-            replicas: replicas.collect(),
+            last: leaf.as_ref().map_or(summary.last, |leaf| leaf.last),
+            commit: leaf.as_ref().map_or(summary.commit, |leaf| leaf.commit),
+            sessions: leaf.as_ref().map_or(summary.sessions, |leaf| leaf.sessions as u64),
+            replicas: members().map(Member::status).collect(),
+        }
+    }
+}
+
+impl Member {
+    fn status(&self) -> ReplicaStatus {
+        let usage = self.store.usage();
+        ReplicaStatus {
+            replica: self.id,
+            state: self.failed.clone().unwrap_or_else(|| "ok".to_owned()),
+            path: self.path.clone(),
+            device: usage.device,
+            used_bytes: usage.used_bytes,
+            limit_bytes: usage.limit_bytes,
+            records: usage.records,
+            staged: usage.staged_tokens,
+            index_bytes: usage.index_bytes,
+            ssd_files: usage.ssd_files,
+            ssd_bytes: usage.ssd_bytes,
+            ssd_records: usage.ssd_records,
+            opened: self.opened,
         }
     }
 }

@@ -152,7 +152,7 @@ impl Server {
         let uuid = Uuid::new_v4();
         let position = self.placement.owner;
         let epoch = operations::claim(&*self.metadata, position, uuid, "").await?;
-        self.engine.borrow_mut().lead(Incarnation { position, epoch, uuid }, self.view.clone());
+        self.engine.borrow_mut().lead(Incarnation { position, epoch, uuid });
         self.run();
         Ok(())
     }
@@ -218,7 +218,7 @@ impl Server {
                 Event::Serving => {
                     self.state.send_replace(State::Serving);
                 }
-                Event::EpochFull => {
+                Event::ClaimAgain => {
                     let server = Rc::clone(self);
                     spawn_local(async move {
                         if let Err(error) = server.lead().await {
@@ -573,7 +573,7 @@ impl Server {
             connections: self.outboxes.borrow().len() as u64,
             colors: self.next_color.get() - 1,
             appends: engine.appends(),
-            shards: vec![engine.status()],
+            shards: engine.shards(),
         }
     }
 }

@@ -237,10 +237,9 @@ pub enum ToParent {
         /// The logs asked about.
         colors: Vec<Color>,
     },
-    /// Every number of these wide colors that the child was granted below the one given is settled. Cumulative.
+    /// Every number of these wide colors that the child was granted below the one given is settled, or lost for good.
+    /// Cumulative.
     Settle(Vec<(Color, SeqNum)>),
-    /// The holes asked for by [`FromParent::Fill`] are settled.
-    Filled(Vec<(Color, Range)>),
 }
 
 /// From a parent to its child.
@@ -271,16 +270,9 @@ pub enum FromParent {
         /// Color, next number, exclusive end of the earlier epoch.
         tails: Vec<(Color, SeqNum, Option<SeqNum>)>,
     },
-    /// The epoch has not as many numbers left: the owner will claim its position again, in a fresh epoch.
-    EpochFull {
-        /// As asked.
-        batch: u64,
-    },
-    /// Everything of these wide colors below the number given is settled, on all their shards. Cumulative.
+    /// Everything of these wide colors below the number given is settled on all their shards, or was lost on the way and
+    /// is nobody's. Cumulative.
     Stable(Vec<(Color, SeqNum)>),
-    /// These numbers of wide colors were granted and lost on the way: make them holes, in the log of any shard below that
-    /// follows the color.
-    Fill(Vec<(Color, Range)>),
 }
 
 /// A message of one incarnation of a position to one of its neighbour's: what either says to another than is there
@@ -329,6 +321,8 @@ pub enum NodeMessage {
     },
     /// From a position to the one above it.
     Up {
+        /// The position below.
+        from: Position,
         /// The position above.
         to: Position,
         /// What is said.

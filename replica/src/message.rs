@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use flexlog_protocol::api::{Answer, AppendRequest, Request};
 use flexlog_protocol::peer::{Of, PeerMessage, ToLeaf, ToMember};
-use flexlog_protocol::{Append, Color, Entry, Incarnation, Lsn, Record, ReplicaId, SeqNum, Token};
+use flexlog_protocol::{Append, Color, Entry, Epoch, Incarnation, Lsn, Record, ReplicaId, SeqNum, Token, ViewNumber};
 
 /// A client's connection, as whoever runs the member names it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -151,6 +151,10 @@ pub struct Summary {
     pub last: Lsn,
     /// The last entry it knows committed.
     pub commit: Lsn,
+    /// The view in force there.
+    pub view: ViewNumber,
+    /// The epoch of the leaf that it follows; 0 without one.
+    pub epoch: Epoch,
     /// Open sessions.
     pub sessions: u64,
     /// Colors with numbers.

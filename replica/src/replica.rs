@@ -148,6 +148,8 @@ impl Replica {
         Summary {
             last: self.log.last().1,
             commit: self.log.commit(),
+            view: self.log.view().map(|view| view.number).unwrap_or_default(),
+            epoch: self.leaf.map(|leaf| leaf.epoch).unwrap_or_default(),
             sessions: self.sessions.len() as u64,
             colors: self.colors.len() as u64,
             staged: self.staged_tokens as u64,
@@ -159,6 +161,18 @@ impl Replica {
     #[must_use]
     pub fn commit(&self) -> Lsn {
         self.log.commit()
+    }
+
+    /// Whether an entry of the leaf that this member follows is known to be committed: what was recovered is, too, then.
+    #[must_use]
+    pub fn is_led(&self) -> bool {
+        self.leaf.is_some_and(|leaf| self.log.commit_epoch() == leaf.epoch)
+    }
+
+    /// The shard that it is a member of.
+    #[must_use]
+    pub fn shard(&self) -> ShardId {
+        self.shard
     }
 
     /// Everything below this number of `color` is settled here.

@@ -22,7 +22,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use flexlog_protocol::limits::MAX_SESSIONS;
-use flexlog_protocol::peer::{ColorEnd, FromParent, Of, SealReport, Staged, ToLeaf, ToMember, ToParent};
+use flexlog_protocol::peer::{ColorEnd, FromParent, Of, Range, SealReport, Staged, ToLeaf, ToMember, ToParent};
 use flexlog_protocol::{
     Assign, Body, Color, Epoch, Incarnation, Lsn, ReplicaId, SeqNum, SessionId, ShardId, Time, Token, View,
 };
@@ -31,7 +31,7 @@ use uuid::Uuid;
 
 use crate::log::ShardLog;
 use crate::members::{MAX_MEMBERS, MemberSet};
-use crate::recovery::{Recovered, StopReason, recover};
+use crate::recovery::{Recovered, StopReason, push_range, recover};
 use crate::tails::Tails;
 use crate::tokens::Tokens;
 
@@ -48,7 +48,7 @@ pub enum Input {
         /// What it says.
         message: Of<ToLeaf>,
     },
-    /// A message from the parent this incarnation talks to.
+    /// A message from the position that this incarnation is the leaf of.
     Parent(FromParent),
     /// [`Leaf::next_deadline`] has come.
     Tick,
@@ -66,17 +66,8 @@ pub enum Output {
     },
     /// Send this to the parent.
     Parent(ToParent),
-    /// The shard's log is recovered and on all members; these colors had numbers. An owner of them can start with that.
-    /// Comes once, before anything for the parent.
-    Recovered {
-        /// How far each color's numbers went.
-        colors: Vec<ColorEnd>,
-    },
-    /// The leaf serves from here on.
+    /// The shard's log is recovered and on all members; the leaf serves from here on.
     Serving,
-    /// The owner has no numbers left in its epoch: claim the position again, and start a leaf and an owner in the fresh
-    /// epoch. What this leaf has not numbered, the next one will.
-    EpochFull,
     /// The leaf cannot lead its shard and does nothing from here on.
     Stopped(StopReason),
 }
@@ -115,6 +106,12 @@ pub struct Leaf {
     /// Trims that have no entry yet: the highest of each color.
     trims: BTreeMap<Color, SeqNum>,
     tails: Tails,
+    /// Seals that are answered once the leaf serves.
+    asked: Vec<Incarnation>,
+    /// Whether one was answered: what is said before would not count.
+    reported: bool,
+    /// Wide colors whose stable the members are to be told.
+    stable: BTreeMap<Color, SeqNum>,
     batches: u64,
     ignored: u64,
 }
@@ -129,7 +126,6 @@ enum Phase {
     /// Over when the entry at `new_view` has committed.
     Recovering {
         new_view: Lsn,
-        colors: Vec<ColorEnd>,
     },
     Serving,
     Stopped,
@@ -141,10 +137,35 @@ struct ColorState {
     ready: Vec<(Token, u32)>,
     /// Requests that the owner has not answered, in the order in which it will.
     orders: VecDeque<Order>,
+    /// The exclusive end of the last epoch with a number or an end, and whether it has an end. The least number: none.
+    end: SeqNum,
+    closed: bool,
+    wide: Option<Box<Wide>>,
     /// The last `EpochEnd` written in this incarnation: the epoch it leads to, and its place.
     ended: Option<(Epoch, Lsn)>,
     /// The highest trim written in this incarnation.
     trimmed: Option<SeqNum>,
+}
+
+/// What more there is to know of a wide color.
+#[derive(Debug, Default)]
+struct Wide {
+    /// Everything below is settled on all its shards.
+    stable: SeqNum,
+    /// The numbers of this shard at or above.
+    own: Vec<Range>,
+    /// Its numbers below are committed.
+    settled: SeqNum,
+}
+
+impl ColorState {
+    /// Numbers that the log gives away, to records or as holes.
+    fn give(&mut self, range: Range) {
+        (self.end, self.closed) = (range.end(), false);
+        if let Some(wide) = &mut self.wide {
+            push_range(&mut wide.own, Some(range));
+        }
+    }
 }
 
 /// A request for numbers, and the tokens that it counts.
@@ -170,6 +191,9 @@ impl Leaf {
             ready: Vec::new(),
             trims: BTreeMap::new(),
             tails: Tails::default(),
+            asked: Vec::new(),
+            reported: false,
+            stable: BTreeMap::new(),
             batches: 0,
             ignored: 0,
         }
@@ -192,6 +216,7 @@ impl Leaf {
                 Some(member) if message.leaf == self.me => self.member_says(now, member, message.message, out),
                 _ => self.ignored += 1,
             },
+            (_, Input::Parent(FromParent::Seal { by })) => self.sealed_by(by, out),
             (Phase::Serving, Input::Parent(message)) => self.parent_says(message, out),
             (_, Input::Parent(_)) => self.ignored += 1,
             (Phase::Sealing { .. }, Input::Tick) => {}
@@ -209,7 +234,19 @@ impl Leaf {
             self.to_all(&ToMember::Entries { entries, commit }, out);
         }
         if matches!(self.phase, Phase::Serving) {
+            if !self.stable.is_empty() {
+                // Behind the commit that covers what is this shard's of it.
+                let stable = std::mem::take(&mut self.stable).into_iter().collect();
+                self.to_all(&ToMember::Stable(stable), out);
+            }
+        }
+        if matches!(self.phase, Phase::Serving) && self.reported {
             let settled = self.log.take_settled();
+            for (color, upto) in &settled {
+                if let Some(wide) = &mut self.color(*color).wide {
+                    wide.settled = *upto;
+                }
+            }
             if !settled.is_empty() {
                 out.push(Output::Parent(ToParent::Settle(settled)));
             }
@@ -270,7 +307,12 @@ impl Leaf {
             ToLeaf::OpenSession { nonce } => self.open_session(now, member, nonce, out),
             ToLeaf::CloseSession { session } => self.close_session(session),
             ToLeaf::Trim { color, upto } => self.trim(color, upto),
-            ToLeaf::TailAsk { ask, color } => self.tails.ask(self.view.members[member], ask, color),
+            ToLeaf::TailAsk { ask, color } => {
+                if color.is_wide() {
+                    self.color(color); // It is followed from now on.
+                }
+                self.tails.ask(self.view.members[member], ask, color);
+            }
             ToLeaf::Confirmed { round } => {
                 for (to, message) in self.tails.confirmed(member, round, self.in_force()) {
                     self.to(to, message, out);
@@ -311,7 +353,16 @@ impl Leaf {
             }
         }
         let new_view = self.log.append(Body::NewView(self.view.clone()));
-        self.phase = Phase::Recovering { new_view, colors };
+        self.phase = Phase::Recovering { new_view };
+        for ColorEnd { color, end, closed, stable, own } in colors {
+            let state = self.color(color);
+            (state.end, state.closed) = (end, closed);
+            if let Some(wide) = &mut state.wide {
+                // By the time that anyone asks, all of it is committed.
+                let settled = own.last().map_or(end, Range::end);
+                **wide = Wide { stable, own, settled };
+            }
+        }
         for (member, staged) in staged.into_iter().enumerate() {
             self.persisted(now, member, &staged, out);
         }
@@ -330,14 +381,19 @@ impl Leaf {
                 runs.iter().for_each(|run| self.tokens.forget(run));
             }
         }
-        if let Phase::Recovering { new_view, colors } = &mut self.phase
-            && self.log.commit() >= *new_view
+        if let Phase::Recovering { new_view } = self.phase
+            && self.log.commit() >= new_view
         {
-            let colors = std::mem::take(colors);
             self.phase = Phase::Serving;
-            out.push(Output::Recovered { colors });
             out.push(Output::Serving);
+            for by in std::mem::take(&mut self.asked) {
+                self.report(by, out);
+            }
         }
+    }
+
+    fn color(&mut self, color: Color) -> &mut ColorState {
+        state_of(&mut self.colors, color)
     }
 
     /// Sessions are opened by an entry. A nonce that is known gets another one, which members take for the first session.
@@ -368,7 +424,7 @@ impl Leaf {
 
     /// A trim that one already written covers needs no entry: that one answers whoever waits for it.
     fn trim(&mut self, color: Color, upto: SeqNum) {
-        if self.colors.entry(color).or_default().trimmed.is_none_or(|trimmed| upto > trimmed) {
+        if self.color(color).trimmed.is_none_or(|trimmed| upto > trimmed) {
             let wanted = self.trims.entry(color).or_insert(upto);
             *wanted = upto.max(*wanted);
         }
@@ -379,7 +435,7 @@ impl Leaf {
             && let Some((color, upto)) = self.trims.pop_first()
         {
             self.log.append(Body::Trim { color, upto });
-            self.colors.entry(color).or_default().trimmed = Some(upto);
+            self.color(color).trimmed = Some(upto);
         }
     }
 
@@ -407,7 +463,7 @@ impl Leaf {
         let mut complete = complete.as_slice();
         while let Some(first) = complete.first() {
             let run = complete.iter().take_while(|staged| staged.color == first.color).count();
-            let state = self.colors.entry(first.color).or_default();
+            let state = state_of(&mut self.colors, first.color);
             if state.ready.is_empty() {
                 self.ready.push(first.color);
             }
@@ -423,13 +479,47 @@ impl Leaf {
             return;
         }
         for color in std::mem::take(&mut self.ready) {
-            let state = self.colors.entry(color).or_default();
+            let state = state_of(&mut self.colors, color);
             let tokens = std::mem::take(&mut state.ready);
             let count = tokens.iter().fold(0, |sum: u32, (_, records)| sum.saturating_add(*records));
             self.batches += 1;
             let batch = self.batches;
             state.orders.push_back(Order { batch, count, tokens });
             out.push(Output::Parent(ToParent::Order { batch, color, count }));
+        }
+    }
+
+    /// Whoever seals is told how far numbers went, with all that was granted so far; once, when the shard's members have
+    /// all sealed to this leaf.
+    fn sealed_by(&mut self, by: Incarnation, out: &mut Vec<Output>) {
+        match self.phase {
+            Phase::Serving => self.report(by, out),
+            Phase::Stopped => self.ignored += 1,
+            // A newer one of the same place is the one that still wants to know.
+            Phase::Sealing { .. } | Phase::Recovering { .. } => {
+                self.asked.retain(|other| other.position != by.position);
+                self.asked.push(by);
+            }
+        }
+    }
+
+    fn report(&mut self, by: Incarnation, out: &mut Vec<Output>) {
+        self.reported = true;
+        let end = |(color, state): (&Color, &ColorState)| {
+            let (stable, own) = state.wide.as_ref().map_or_else(Default::default, |w| (w.stable, w.own.clone()));
+            let known = state.end > SeqNum::MIN || state.wide.is_some();
+            known.then_some(ColorEnd { color: *color, end: state.end, closed: state.closed, stable, own })
+        };
+        let mut colors: Vec<_> = self.colors.iter().filter_map(end).collect();
+        colors.sort_unstable_by_key(|end| end.color);
+        out.push(Output::Parent(ToParent::Sealed { by, colors }));
+        let settled = |(color, state): (&Color, &ColorState)| {
+            Some((*color, state.wide.as_ref()?.settled)).filter(|s| s.1 > SeqNum::MIN)
+        };
+        let mut settled: Vec<_> = self.colors.iter().filter_map(settled).collect();
+        settled.sort_unstable();
+        if !settled.is_empty() {
+            out.push(Output::Parent(ToParent::Settle(settled)));
         }
     }
 
@@ -456,9 +546,16 @@ impl Leaf {
                 self.to_all(&ToMember::Confirm { round }, out);
             }
             FromParent::Tails { .. } => self.ignored += 1,
-            FromParent::Seal { .. } | FromParent::Stable(_) | FromParent::Fill(_) => self.ignored += 1,
-            // The request stays unanswered, and so does what comes behind it, until the next incarnation.
-            FromParent::EpochFull { .. } => out.push(Output::EpochFull),
+            FromParent::Seal { .. } => self.ignored += 1,
+            FromParent::Stable(colors) => {
+                for (color, upto) in colors {
+                    if let Some(wide) = self.colors.get_mut(&color).and_then(|state| state.wide.as_mut()) {
+                        wide.stable = wide.stable.max(upto);
+                        wide.own.retain(|range| range.end() > wide.stable);
+                        self.stable.insert(color, wide.stable);
+                    }
+                }
+            }
         }
     }
 
@@ -466,7 +563,8 @@ impl Leaf {
     /// meanwhile leaves a hole.
     fn granted(&mut self, color: Color, first: SeqNum, ends: Option<SeqNum>, tokens: Vec<(Token, u32)>) {
         self.end_epoch(color, ends, first.epoch());
-        let mut hole: Option<(SeqNum, u32)> = None;
+        let mut hole: Option<(SeqNum, u32)> = self.lost(color, first);
+        let given = hole.map_or(first, |(lost, _)| lost);
         let mut counter = first.counter();
         for (token, records) in tokens {
             let number = SeqNum::new(first.epoch(), counter);
@@ -480,6 +578,7 @@ impl Leaf {
             }
         }
         self.write_hole(color, hole);
+        self.color(color).give(Range { first: given, count: counter - given.counter() });
     }
 
     fn write_hole(&mut self, color: Color, hole: Option<(SeqNum, u32)>) {
@@ -488,15 +587,28 @@ impl Leaf {
         }
     }
 
+    /// The numbers below `first` that this shard should have been granted and was not: they were lost on the way with the
+    /// position that had them. All numbers of a color that is not wide are this shard's.
+    fn lost(&self, color: Color, first: SeqNum) -> Option<(SeqNum, u32)> {
+        let end = self.colors.get(&color).map_or(SeqNum::MIN, |state| state.end);
+        let end = if end.epoch() == first.epoch() { end } else { SeqNum::first_of(first.epoch()) };
+        let count = first.counter().checked_sub(end.counter()).filter(|count| *count > 0)?;
+        (!color.is_wide()).then_some((end, count))
+    }
+
     /// Writes the end of a color's earlier epoch, unless this incarnation has: the owner tells it until it is settled.
     ///
     /// Returns the place of the last such entry of the color, 0 if there is none in this incarnation.
     fn end_epoch(&mut self, color: Color, ends: Option<SeqNum>, next: Epoch) -> Lsn {
-        let written = self.colors.get(&color).and_then(|state| state.ended);
+        let state = self.colors.get(&color);
+        let goes_on = state.is_some_and(|state| state.end.epoch() >= next);
+        let written = state.and_then(|state| state.ended);
         match (ends, written) {
-            (Some(end), written) if written.is_none_or(|(epoch, _)| epoch < next) => {
+            (Some(end), written) if !goes_on && written.is_none_or(|(epoch, _)| epoch < next) => {
                 let lsn = self.log.append(Body::EpochEnd { color, end, next });
-                self.colors.entry(color).or_default().ended = Some((next, lsn));
+                let state = self.color(color);
+                state.ended = Some((next, lsn));
+                (state.end, state.closed) = (end, true);
                 lsn
             }
             (_, written) => written.map_or(Lsn(0), |(_, lsn)| lsn),
@@ -517,4 +629,9 @@ impl Leaf {
         self.phase = Phase::Stopped;
         out.push(Output::Stopped(reason));
     }
+}
+
+fn state_of(colors: &mut FxHashMap<Color, ColorState>, color: Color) -> &mut ColorState {
+    let fresh = || ColorState { wide: color.is_wide().then(Box::default), ..ColorState::default() };
+    colors.entry(color).or_insert_with(fresh)
 }

@@ -31,7 +31,7 @@ pub(crate) struct ShardLog {
     uncommitted: VecDeque<Arc<Entry>>,
     /// The commit that the members were last told.
     told: Lsn,
-    /// What commit has passed since it was last taken: color, exclusive end. Later ones stand.
+    /// What commit has passed of wide colors since it was last taken: color, exclusive end. Later ones stand.
     settled: Vec<(Color, SeqNum)>,
 }
 
@@ -125,12 +125,19 @@ impl ShardLog {
                     self.settle_upto(*color, end);
                 }
             }
-            Body::EpochEnd { color, next, .. } => self.settle_upto(*color, SeqNum::first_of(*next)),
-            Body::NewView(_) | Body::OpenSession { .. } | Body::CloseSession(_) | Body::Trim { .. } => {}
+            Body::EpochEnd { .. }
+            | Body::NewView(_)
+            | Body::OpenSession { .. }
+            | Body::CloseSession(_)
+            | Body::Trim { .. } => {}
         }
     }
 
+    /// Of colors that are on this shard alone nobody asks.
     fn settle_upto(&mut self, color: Color, end: SeqNum) {
+        if !color.is_wide() {
+            return;
+        }
         match self.settled.last_mut() {
             Some(last) if last.0 == color => last.1 = end,
             _ => self.settled.push((color, end)),
@@ -158,7 +165,7 @@ mod tests {
     use super::*;
     use flexlog_protocol::{SessionId, ShardId, Token};
 
-    const RED: Color = Color(1);
+    const RED: Color = Color(1 << 63 | 1);
 
     fn log() -> ShardLog {
         ShardLog::new(Epoch(3), Lsn(10), vec![Lsn(10); 3], vec![])
@@ -167,6 +174,15 @@ mod tests {
     fn run(seq: u64, counter: u32) -> Assign {
         let session = SessionId { epoch: Epoch(3), lsn: Lsn(2) };
         Assign::one(Token { shard: ShardId(0), session, seq }, RED, SeqNum::new(Epoch(3), counter), 1)
+    }
+
+    #[test]
+    fn of_a_color_that_is_on_this_shard_alone_nobody_is_told() {
+        let mut log = log();
+        log.assign(Assign { color: Color(1), ..run(1, 0) });
+        log.take_unsent();
+        (0..3).for_each(|member| assert!(log.acked(member, Lsn(11)).is_some()));
+        assert_eq!((log.commit(), log.take_settled()), (Lsn(11), vec![]));
     }
 
     fn bodies(log: &mut ShardLog) -> Vec<Body> {
@@ -207,7 +223,7 @@ mod tests {
         assert_eq!((log.commit(), log.take_unsent()), (Lsn(11), Some((vec![], Lsn(11)))));
         assert_eq!(log.take_settled(), [(RED, SeqNum::new(Epoch(3), 2))]);
         assert!(log.acked(2, Lsn(12)).is_some());
-        assert_eq!(log.take_settled(), [(Color(2), SeqNum::first_of(Epoch(3)))]);
+        assert_eq!(log.take_settled(), [], "an end is no number");
         assert_eq!((log.acked(2, Lsn(11)), log.acked(2, Lsn(13))), (None, None), "neither back nor beyond");
         assert_eq!((log.commit(), log.uncommitted.len()), (Lsn(12), 0));
     }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use flexlog_protocol::peer::{ColorEnd, SealReport, Staged};
+use flexlog_protocol::peer::{ColorEnd, Range, SealReport, Staged};
 use flexlog_protocol::{Body, Color, Entry, Epoch, Lsn, ReplicaId, SeqNum, SessionId, View, ViewNumber};
 use rustc_hash::FxHashSet;
 
@@ -134,7 +134,7 @@ pub(crate) fn recover(epoch: Epoch, view: &View, reports: Vec<SealReport>) -> Re
         .collect();
     let last = reports[longest].last.1;
     let acked: Vec<Lsn> = reports.iter().map(|report| report.last.1).collect();
-    let colors = colors(&reports[longest].colors, &entries);
+    let colors = colors(&reports, longest, &entries);
     let sessions = sessions(&reports[longest].sessions, &entries);
     let unnumbered = |mut report: SealReport| {
         report.staged.retain(|staged| !numbered.contains(&staged.token));
@@ -178,22 +178,50 @@ fn check_view(view: &View, reports: &[SealReport]) -> Result<(), StopReason> {
     Ok(())
 }
 
-/// How far each color's numbers go with `entries` taken in.
-fn colors(at_commit: &[ColorEnd], entries: &[Arc<Entry>]) -> Vec<ColorEnd> {
-    let mut colors: BTreeMap<Color, ColorEnd> = at_commit.iter().map(|end| (end.color, end.clone())).collect();
-    let mut set =
-        |color: Color, end: SeqNum, closed: bool| _ = colors.insert(color, ColorEnd::narrow(color, end, closed));
+/// How far each color's numbers go with `entries` taken in, which lie above the commit of the longest log.
+fn colors(reports: &[SealReport], longest: usize, entries: &[Arc<Entry>]) -> Vec<ColorEnd> {
+    let mut colors: BTreeMap<Color, ColorEnd> =
+        reports[longest].colors.iter().map(|end| (end.color, end.clone())).collect();
+    let mut set = |color: Color, end: SeqNum, closed: bool, range: Option<Range>| {
+        let known = colors.entry(color).or_insert_with(|| ColorEnd::narrow(color, SeqNum::MIN, false));
+        (known.end, known.closed) = (end, closed);
+        if color.is_wide() {
+            push_range(&mut known.own, range);
+        }
+    };
     for entry in entries {
         match &entry.body {
-            Body::Assign(runs) => runs.iter().for_each(|run| set(run.color, run.end(), false)),
+            Body::Assign(runs) => runs.iter().for_each(|run| {
+                set(run.color, run.end(), false, Some(Range { first: run.first, count: run.count() }));
+            }),
             Body::Hole { color, first, count } => {
-                set(*color, first.plus(*count).unwrap_or(SeqNum::new(first.epoch(), u32::MAX)), false);
+                let range = Range { first: *first, count: *count };
+                set(*color, range.end(), false, Some(range));
             }
-            Body::EpochEnd { color, end, .. } => set(*color, *end, true),
+            Body::EpochEnd { color, end, .. } => set(*color, *end, true, None),
             Body::NewView(_) | Body::OpenSession { .. } | Body::CloseSession(_) | Body::Trim { .. } => {}
         }
     }
+    // How far a wide color is settled everywhere is told apart from the log, and some member may know more.
+    for told in reports.iter().flat_map(|report| &report.colors).filter(|end| end.color.is_wide()) {
+        let known = colors.entry(told.color).or_insert_with(|| ColorEnd::narrow(told.color, SeqNum::MIN, false));
+        known.stable = known.stable.max(told.stable);
+    }
+    for known in colors.values_mut() {
+        known.own.retain(|range| range.end() > known.stable);
+    }
     colors.into_values().collect()
+}
+
+/// Puts a range behind others, joined with the last where they touch.
+pub(crate) fn push_range(ranges: &mut Vec<Range>, range: Option<Range>) {
+    match (ranges.last_mut(), range) {
+        (Some(last), Some(next)) if last.end() == next.first => {
+            last.count = last.count.saturating_add(next.count);
+        }
+        (_, Some(next)) => ranges.push(next),
+        (_, None) => {}
+    }
 }
 
 /// The sessions that are open with `entries` taken in. A nonce that is there twice names one session only, but which one

@@ -8,14 +8,14 @@ use flexlog_protocol::media::{LogStore, StoreError};
 use flexlog_protocol::peer::{FromParent, Of, PeerMessage, Staged, ToLeaf, ToMember, ToParent};
 use flexlog_protocol::{Body, Entry, Epoch, SeqNum};
 use flexlog_replica::{Input, Output, Persist};
-use flexlog_sequencer::Counter;
+use flexlog_sequencer::tree;
 
 use crate::bug::Bug;
 use crate::invariants::{
     Violation, i01_one_number_one_record as i01, i02_on_every_member as i02, i09_old_incarnations as i09, i12_bounds,
 };
 use crate::ledger::Write;
-use crate::machine::{Job, replica_id};
+use crate::machine::{Job, SHARD, replica_id};
 use crate::net::{Fetch, Packet, Stream};
 use crate::world::{Owner, World};
 
@@ -464,12 +464,26 @@ impl World {
 
     fn deliver_to_counter(&mut self, leaf: Epoch, message: ToParent) {
         let Some(at) = self.sequencer(leaf) else { return };
-        let mut answers = Vec::new();
+        let mut outputs = Vec::new();
         if let Some(counter) = &mut self.sequencers[at].counter {
-            counter.handle(message, &mut answers);
+            counter.handle(tree::Input::Shard { from: SHARD, message }, &mut outputs);
+            counter.flush(&mut outputs);
         }
-        for answer in answers {
-            self.push(Stream::FromCounter { leaf }, Packet::FromCounter(answer));
+        self.route_counter(at, outputs);
+    }
+
+    pub(crate) fn route_counter(&mut self, at: usize, outputs: Vec<tree::Output>) {
+        let leaf = self.sequencers[at].incarnation.epoch;
+        for output in outputs {
+            match output {
+                tree::Output::Shard { message, .. } => {
+                    self.push(Stream::FromCounter { leaf }, Packet::FromCounter(message));
+                }
+                // An old leaf's epoch is nobody's concern.
+                tree::Output::EpochFull => self.needs_claim |= at + 1 == self.sequencers.len(),
+                // There is one position, and it is the root.
+                tree::Output::Serving | tree::Output::Child { .. } | tree::Output::Parent(_) => {}
+            }
         }
     }
 
@@ -518,7 +532,7 @@ impl World {
                     }
                     self.push(Stream::ToCounter { leaf }, Packet::ToCounter(message));
                 }
-                Output::Recovered { colors } => {
+                Output::Serving => {
                     // A limit this low must have room for all that is staged already, as the real one does: else no epoch
                     // is ever long enough.
                     let staged: BTreeMap<_, _> =
@@ -526,12 +540,8 @@ impl World {
                     let waiting = staged.iter().filter(|(token, _)| !self.history.tokens.contains_key(token));
                     let records: u32 = waiting.map(|(_, written)| written.append.count()).sum();
                     let limit = self.kind.numbers_per_epoch.max(records + 20);
-                    self.sequencers[at].counter = Some(Counter::new(incarnation, colors).with_limit(limit));
-                }
-                Output::Serving => {}
-                Output::EpochFull => {
-                    // An old leaf's epoch is nobody's concern.
-                    self.needs_claim |= at + 1 == self.sequencers.len();
+                    let counter = self.sequencers[at].counter.take();
+                    self.sequencers[at].counter = counter.map(|counter| counter.with_limit(limit));
                 }
                 Output::Stopped(reason) => self.stopped(&format!("the leaf of epoch {leaf}"), &reason.to_string())?,
             }

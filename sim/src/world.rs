@@ -9,9 +9,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use flexlog_protocol::media::LogStore;
+use flexlog_protocol::peer::Child;
 use flexlog_protocol::{Color, Epoch, Incarnation, Lsn, Position, SeqNum, Time, Token, View, ViewNumber};
 use flexlog_replica::ConnId;
-use flexlog_sequencer::{Counter, Leaf};
+use flexlog_sequencer::{Leaf, Sequencer as Counter};
 use flexlog_storage_pm::Options;
 use flexlog_storage_pm::device::Fences;
 use flexlog_storage_pm::ssd::SimFolder;
@@ -253,7 +254,7 @@ impl World {
     /// What the cluster has to do by itself.
     pub(crate) fn inner_options(&self, options: &mut Vec<(Action, u64)>) {
         options.extend(self.net.ready(self.history.event).map(|stream| (Action::Deliver(stream), 6)));
-        let serving = self.sequencers.last().is_some_and(|sequencer| sequencer.counter.is_some());
+        let serving = self.sequencers.last().is_some_and(|sequencer| sequencer.leaf.status().phase == "serving");
         for (at, machine) in self.machines.iter().enumerate() {
             let Some(member) = machine.up() else {
                 options.push((Action::Open(at), 6));
@@ -428,10 +429,13 @@ impl World {
         let mut leaf = Leaf::new(incarnation, crate::machine::SHARD, view);
         let mut out = Vec::new();
         leaf.start(&mut out);
+        let mut counter = Counter::new(incarnation, true, &[Child::Shard(crate::machine::SHARD)]);
+        let mut counter_out = Vec::new();
+        counter.start(&mut counter_out);
         self.sequencers.push(Sequencer {
             incarnation,
             leaf,
-            counter: None,
+            counter: Some(counter),
             outstanding: BTreeMap::new(),
             numbered: BTreeSet::new(),
             seen: Lsn(0),
@@ -439,6 +443,7 @@ impl World {
         if self.sequencers.len() > 2 {
             self.sequencers.remove(0);
         }
+        self.route_counter(self.sequencers.len() - 1, counter_out);
         self.route_leaf(self.sequencers.len() - 1, out)
     }
 

@@ -11,6 +11,8 @@ use crate::MAX_UNCOMMITTED_ENTRIES;
 const START: Time = Time(5);
 const RED: Color = Color(1);
 const BLUE: Color = Color(2);
+/// One that other shards have too.
+const WIDE: Color = Color(1 << 63 | 3);
 const A: ReplicaId = ReplicaId(11);
 const B: ReplicaId = ReplicaId(12);
 const C: ReplicaId = ReplicaId(13);
@@ -18,6 +20,11 @@ const SESSION: SessionId = SessionId { epoch: Epoch(1), lsn: Lsn(2) };
 
 fn me() -> Incarnation {
     Incarnation { position: Position(0), epoch: Epoch(3), uuid: Uuid::from_u128(3) }
+}
+
+/// A position that seals.
+fn by(epoch: u32) -> Incarnation {
+    Incarnation { epoch: Epoch(epoch), ..me() }
 }
 
 fn view() -> View {
@@ -98,6 +105,8 @@ impl Rig {
         assert_eq!(rig.flush(), entries(11, vec![Body::NewView(view())], 10));
         rig.ack_all(11);
         assert_eq!(rig.flush(), entries(12, vec![], 11));
+        let sealed = Output::Parent(ToParent::Sealed { by: me(), colors: vec![] });
+        assert_eq!(rig.input(Input::Parent(FromParent::Seal { by: me() })), [sealed]);
         rig
     }
 
@@ -119,6 +128,10 @@ impl Rig {
 
     fn ack_all(&mut self, lsn: u64) -> Vec<Output> {
         [A, B, C].map(|member| self.say(member, ToLeaf::Acked(Lsn(lsn)))).concat()
+    }
+
+    fn seal(&mut self, epoch: u32) -> Vec<Output> {
+        self.input(Input::Parent(FromParent::Seal { by: by(epoch) }))
     }
 
     fn flush(&mut self) -> Vec<Output> {
@@ -156,8 +169,11 @@ fn recovery_completes_the_longest_log_before_anything_is_numbered() {
     assert_eq!(rig.flush(), []);
     assert_eq!((rig.say(A, ToLeaf::Acked(Lsn(13))), rig.say(B, ToLeaf::Acked(Lsn(13)))), (vec![], vec![]));
     assert_eq!(rig.say(C, ToLeaf::Acked(Lsn(12))), []);
+    assert_eq!(rig.seal(3), [], "not yet");
+    assert_eq!(rig.seal(4), [], "in its place");
     let colors = vec![ColorEnd::narrow(RED, n(2, 2), false)];
-    assert_eq!(rig.say(C, ToLeaf::Acked(Lsn(13))), [Output::Recovered { colors }, Output::Serving]);
+    let sealed = Output::Parent(ToParent::Sealed { by: by(4), colors });
+    assert_eq!(rig.say(C, ToLeaf::Acked(Lsn(13))), [Output::Serving, sealed]);
     let mut expected = entries(14, vec![], 13);
     expected.push(order(1, RED, 2));
     expected.push(Output::Parent(ToParent::Tails { round: 1, colors: vec![BLUE] }));
@@ -232,9 +248,7 @@ fn grants_of_one_batch_share_an_entry_and_settle_when_all_have_it() {
     assert_eq!((rig.flush(), rig.leaf.status().pending), (vec![], 4), "a repeated report changes nothing");
     rig.say(C, ToLeaf::Acked(Lsn(12)));
     assert_eq!(rig.leaf.status().pending, 0);
-    let mut expected = entries(13, vec![], 12);
-    expected.push(Output::Parent(ToParent::Settle(vec![(RED, n(3, 6)), (BLUE, n(3, 1))])));
-    assert_eq!(rig.flush(), expected);
+    assert_eq!(rig.flush(), entries(13, vec![], 12));
     assert_eq!(rig.flush(), []);
 }
 
@@ -298,9 +312,7 @@ fn an_earlier_epochs_end_is_written_once_before_the_numbers() {
     let runs = Body::Assign(vec![Assign { token: token(1), tokens: 2, records: 1, color: RED, first: n(3, 0) }]);
     assert_eq!(rig.flush(), entries(12, vec![end, runs], 11));
     rig.ack_all(12);
-    let mut expected = entries(14, vec![], 12);
-    expected.push(Output::Parent(ToParent::Settle(vec![(RED, n(3, 0))])));
-    assert_eq!(rig.flush(), expected);
+    assert_eq!(rig.flush(), entries(14, vec![], 12));
 }
 
 #[test]
@@ -345,9 +357,7 @@ fn a_session_is_closed_for_its_client_once_its_numbers_are_committed() {
     rig.ack_all(12);
     rig.say(A, close());
     rig.say(C, close());
-    let mut expected = entries(13, vec![Body::CloseSession(SESSION)], 12);
-    expected.push(Output::Parent(ToParent::Settle(vec![(RED, n(3, 1))])));
-    assert_eq!(rig.flush(), expected, "once");
+    assert_eq!(rig.flush(), entries(13, vec![Body::CloseSession(SESSION)], 12), "once");
     assert_eq!(rig.leaf.status().sessions, 0);
     rig.all_have(&[staged(RED, 2, 1)]);
     assert_eq!((rig.flush(), rig.ignored()), (vec![], 3));
@@ -501,10 +511,88 @@ fn with_too_much_uncommitted_numbers_wait() {
 }
 
 #[test]
-fn a_full_epoch_is_passed_on() {
+fn a_seal_is_answered_with_all_that_was_granted_so_far() {
     let mut rig = Rig::serving();
-    rig.all_have(&[staged(RED, 1, 1)]);
+    rig.all_have(&[staged(RED, 1, 2), staged(BLUE, 2, 1)]);
     rig.flush();
-    assert_eq!(rig.input(Input::Parent(FromParent::EpochFull { batch: 1 })), [Output::EpochFull]);
-    assert_eq!((rig.flush(), rig.leaf.status().pending), (vec![], 1));
+    rig.input(grant(1, RED, n(3, 0), 2, Some(n(2, 8))));
+    let sealed = |by, colors| [Output::Parent(ToParent::Sealed { by, colors })];
+    assert_eq!(rig.seal(9), sealed(by(9), vec![ColorEnd::narrow(RED, n(3, 2), false)]), "nothing of it is sent yet");
+    rig.input(grant(2, BLUE, n(3, 0), 1, None));
+    let both = vec![ColorEnd::narrow(RED, n(3, 2), false), ColorEnd::narrow(BLUE, n(3, 1), false)];
+    assert_eq!(rig.seal(10), sealed(by(10), both));
+}
+
+#[test]
+fn numbers_that_were_lost_on_the_way_become_a_hole() {
+    let mut rig = Rig::serving();
+    rig.all_have(&[staged(RED, 1, 2)]);
+    rig.flush();
+    rig.input(grant(1, RED, n(3, 4), 2, Some(n(2, 8))));
+    let end = Body::EpochEnd { color: RED, end: n(2, 8), next: Epoch(3) };
+    let hole = |counter, count| Body::Hole { color: RED, first: n(3, counter), count };
+    let run = |seq, counter| Body::Assign(vec![Assign::one(token(seq), RED, n(3, counter), 2)]);
+    assert_eq!(rig.flush(), entries(12, vec![end, hole(0, 4), run(1, 4)], 11));
+    rig.all_have(&[staged(RED, 2, 2)]);
+    rig.flush();
+    rig.input(grant(2, RED, n(3, 9), 2, Some(n(2, 8))));
+    assert_eq!(rig.flush(), entries(15, vec![hole(6, 3), run(2, 9)], 11));
+}
+
+#[test]
+fn numbers_of_a_wide_color_are_settled_here_and_stable_everywhere() {
+    let mut rig = Rig::serving();
+    rig.all_have(&[staged(WIDE, 1, 2), staged(WIDE, 2, 1)]);
+    assert_eq!(rig.flush(), [order(1, WIDE, 3)]);
+    rig.input(grant(1, WIDE, n(3, 4), 3, None));
+    let run = Assign::one(token(1), WIDE, n(3, 4), 2);
+    let runs = vec![run, Assign::one(token(2), WIDE, n(3, 6), 1)];
+    assert_eq!(rig.flush(), entries(12, vec![Body::Assign(runs)], 11), "a gap is another shard's");
+    let own = vec![Range { first: n(3, 4), count: 3 }];
+    let end = ColorEnd { own, ..ColorEnd::narrow(WIDE, n(3, 7), false) };
+    let sealed = |colors| Output::Parent(ToParent::Sealed { by: by(9), colors });
+    assert_eq!(rig.seal(9), [sealed(vec![end.clone()])], "not committed, so not settled");
+
+    rig.ack_all(12);
+    let settle = Output::Parent(ToParent::Settle(vec![(WIDE, n(3, 7))]));
+    let mut expected = entries(13, vec![], 12);
+    expected.push(settle.clone());
+    assert_eq!(rig.flush(), expected);
+    assert_eq!(rig.seal(9), [sealed(vec![end.clone()]), settle.clone()]);
+    rig.input(Input::Parent(FromParent::Stable(vec![(RED, n(3, 1)), (WIDE, n(3, 5))])));
+    assert_eq!(rig.flush(), to_all(&ToMember::Stable(vec![(WIDE, n(3, 5))])));
+    let end = ColorEnd { stable: n(3, 5), ..end };
+    assert_eq!(rig.seal(9), [sealed(vec![end.clone()]), settle.clone()]);
+    rig.input(Input::Parent(FromParent::Stable(vec![(WIDE, n(3, 9))])));
+    rig.flush();
+    assert_eq!(rig.seal(9), [sealed(vec![ColorEnd { stable: n(3, 9), own: vec![], ..end }]), settle]);
+}
+
+#[test]
+fn a_wide_color_that_is_asked_about_is_followed() {
+    let mut rig = Rig::serving();
+    rig.say(A, ToLeaf::TailAsk { ask: 1, color: RED });
+    rig.say(A, ToLeaf::TailAsk { ask: 2, color: WIDE });
+    let followed = vec![ColorEnd::narrow(WIDE, SeqNum::MIN, false)];
+    assert_eq!(rig.seal(9), [Output::Parent(ToParent::Sealed { by: by(9), colors: followed })]);
+}
+
+#[test]
+fn a_new_leaf_knows_of_a_wide_color_what_any_member_knows() {
+    let mut rig = Rig::sealing();
+    let end = |stable, own: &[(u32, u32)]| ColorEnd {
+        stable,
+        own: own.iter().map(|(first, count)| Range { first: n(2, *first), count: *count }).collect(),
+        ..ColorEnd::narrow(WIDE, n(2, 9), false)
+    };
+    let log = [entry(11, 2, Body::Assign(vec![Assign::one(token(1), WIDE, n(2, 9), 2)]))];
+    let sealed = |report, end| ToLeaf::Sealed(Box::new(SealReport { colors: vec![end], ..report }));
+    rig.say(A, sealed(report(&log, &[]), end(n(2, 3), &[(3, 2), (7, 2)])));
+    rig.say(B, sealed(report(&[], &[]), end(n(2, 6), &[(7, 2)])));
+    rig.say(C, sealed(report(&[], &[]), end(n(2, 1), &[(1, 4), (7, 2)])));
+    rig.flush();
+    rig.ack_all(12);
+    let expected = ColorEnd { end: n(2, 11), ..end(n(2, 6), &[(7, 4)]) };
+    let settle = Output::Parent(ToParent::Settle(vec![(WIDE, n(2, 11))]));
+    assert_eq!(rig.seal(9), [Output::Parent(ToParent::Sealed { by: by(9), colors: vec![expected] }), settle]);
 }

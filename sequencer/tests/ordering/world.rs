@@ -1,13 +1,13 @@
-//! One leaf, one counter, three members, and the streams between them.
+//! One position with one shard: its leaf, three members, and the streams between them.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use flexlog_protocol::limits::{COMPLETION_DELAY_MICROS, SESSION_IDLE_MICROS};
-use flexlog_protocol::peer::{FromParent, Of, Staged, ToLeaf, ToMember, ToParent};
+use flexlog_protocol::peer::{Child, FromParent, Of, Staged, ToLeaf, ToMember, ToParent};
 use flexlog_protocol::{
     Body, Color, Epoch, Incarnation, Lsn, Position, ReplicaId, SeqNum, ShardId, Time, Token, View, ViewNumber,
 };
-use flexlog_sequencer::{Counter, Input, Leaf, Output};
+use flexlog_sequencer::{Input, Leaf, Output, Sequencer, tree};
 use uuid::Uuid;
 
 use crate::checker::Checker;
@@ -36,7 +36,7 @@ pub struct World {
     now: Time,
     me: Incarnation,
     leaf: Leaf,
-    counter: Option<Counter>,
+    counter: Sequencer,
     members: Vec<Member>,
     up: Vec<VecDeque<Of<ToLeaf>>>,
     down: Vec<VecDeque<Of<ToMember>>>,
@@ -68,6 +68,10 @@ fn new_leaf(me: Incarnation) -> Leaf {
     Leaf::new(me, SHARD, View { number: ViewNumber(1), members })
 }
 
+fn new_counter(me: Incarnation) -> Sequencer {
+    Sequencer::new(me, true, &[Child::Shard(SHARD)]).with_limit(EPOCH_LIMIT)
+}
+
 fn raise(map: &mut BTreeMap<Color, SeqNum>, color: Color, to: SeqNum) {
     let value = map.entry(color).or_default();
     *value = to.max(*value);
@@ -80,7 +84,7 @@ impl World {
             now: Time(0),
             me: incarnation(1),
             leaf: new_leaf(incarnation(1)),
-            counter: None,
+            counter: new_counter(incarnation(1)),
             members: (0..MEMBERS).map(|_| Member::default()).collect(),
             up: vec![VecDeque::new(); MEMBERS],
             down: vec![VecDeque::new(); MEMBERS],
@@ -100,6 +104,7 @@ impl World {
             names: 0,
         };
         let mut out = Vec::new();
+        world.start_counter();
         world.leaf.start(&mut out);
         world.down.iter_mut().for_each(|down| down.push_back(Of { leaf: world.me, message: ToMember::Seal }));
         world
@@ -283,10 +288,34 @@ impl World {
 
     fn deliver_to_counter(&mut self) -> Result<(), String> {
         let Some(message) = self.to_counter.pop_front() else { return Ok(()) };
-        let counter = self.counter.as_mut().ok_or("the leaf spoke to its parent before it had recovered")?;
         let mut out = Vec::new();
-        counter.handle(message, &mut out);
-        self.from_counter.extend(out);
+        self.counter.handle(tree::Input::Shard { from: SHARD, message }, &mut out);
+        self.counter.flush(&mut out);
+        self.counter_says(out)
+    }
+
+    fn start_counter(&mut self) {
+        let mut out = Vec::new();
+        self.counter.start(&mut out);
+        self.from_counter.extend(out.into_iter().filter_map(|output| match output {
+            tree::Output::Shard { message, .. } => Some(message),
+            _ => None,
+        }));
+    }
+
+    fn counter_says(&mut self, out: Vec<tree::Output>) -> Result<(), String> {
+        for output in out {
+            match output {
+                tree::Output::Shard { message, .. } => self.from_counter.push_back(message),
+                tree::Output::Serving => {}
+                tree::Output::EpochFull => self.restart = true,
+                other => return Err(format!("a root with one shard says {other:?}")),
+            }
+        }
+        if std::mem::take(&mut self.restart) {
+            self.epochs_full += 1;
+            self.replace_leaf();
+        }
         Ok(())
     }
 
@@ -396,17 +425,9 @@ impl World {
                     self.check_order(&message)?;
                     self.to_counter.push_back(message);
                 }
-                Output::Recovered { colors } => {
-                    self.counter = Some(Counter::new(self.me, colors).with_limit(EPOCH_LIMIT));
-                }
                 Output::Serving => {}
-                Output::EpochFull => self.restart = true,
                 Output::Stopped(reason) => return Err(reason.to_string()),
             }
-        }
-        if std::mem::take(&mut self.restart) {
-            self.epochs_full += 1;
-            self.replace_leaf();
         }
         Ok(())
     }
@@ -447,9 +468,10 @@ impl World {
     fn replace_leaf(&mut self) {
         self.me = incarnation(self.me.epoch.0 + 1);
         self.leaf = new_leaf(self.me);
-        self.counter = None;
+        self.counter = new_counter(self.me);
         self.to_counter.clear();
         self.from_counter.clear();
+        self.start_counter();
         self.ordered.clear();
         for (stale, down) in self.stale.iter_mut().zip(&mut self.down) {
             stale.append(down);

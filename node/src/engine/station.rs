@@ -1,0 +1,99 @@
+//! A position of the tree as one process holds it: its sequencer, and the leaves of its shards, all of one incarnation.
+
+use flexlog_protocol::peer::Child;
+use flexlog_protocol::{Incarnation, Position, ReplicaId, ShardId, Time, View};
+use flexlog_sequencer::{Leaf, Sequencer, Status, tree};
+
+/// What is fixed of a position while its process lives.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) position: Position,
+    /// `None` at the root.
+    pub(crate) parent: Option<Position>,
+    /// The positions right below.
+    pub(crate) children: Vec<Position>,
+    /// Its shards, and the views in which it leads them.
+    pub(crate) shards: Vec<(ShardId, View)>,
+    /// As in [`Sequencer::with_limit`].
+    pub(crate) numbers_per_epoch: u32,
+}
+
+pub(super) struct Station {
+    place: Place,
+    held: Option<Held>,
+}
+
+/// The cores of one incarnation.
+struct Held {
+    sequencer: Sequencer,
+    leaves: Vec<(ShardId, Leaf)>,
+}
+
+impl Station {
+    pub(super) fn new(place: Place) -> Self {
+        Self { place, held: None }
+    }
+
+    /// Starts the sequencer of a new incarnation, in place of all cores before; its leaves are to be started next.
+    pub(super) fn lead(&mut self, me: Incarnation, out: &mut Vec<tree::Output>) {
+        let Place { parent, children, shards, numbers_per_epoch, .. } = &self.place;
+        let below = children.iter().copied().map(Child::Position);
+        let below: Vec<Child> = below.chain(shards.iter().map(|(shard, _)| Child::Shard(*shard))).collect();
+        let mut sequencer = Sequencer::new(me, parent.is_none(), &below).with_limit(*numbers_per_epoch);
+        sequencer.start(out);
+        let leaves = shards.iter().map(|(shard, view)| (*shard, Leaf::new(me, *shard, view.clone()))).collect();
+        self.held = Some(Held { sequencer, leaves });
+    }
+
+    pub(super) fn position(&self) -> Position {
+        self.place.position
+    }
+
+    pub(super) fn parent(&self) -> Option<Position> {
+        self.place.parent
+    }
+
+    pub(super) fn shards(&self) -> impl Iterator<Item = ShardId> + use<'_> {
+        self.place.shards.iter().map(|(shard, _)| *shard)
+    }
+
+    pub(super) fn view(&self, shard: ShardId) -> Option<&View> {
+        self.place.shards.iter().find(|(other, _)| *other == shard).map(|(_, view)| view)
+    }
+
+    /// Whether a replica is a member of one of its shards.
+    pub(super) fn leads(&self, replica: ReplicaId) -> bool {
+        self.place.shards.iter().any(|(_, view)| view.members.contains(&replica))
+    }
+
+    pub(super) fn sequencer(&mut self) -> Option<&mut Sequencer> {
+        self.held.as_mut().map(|held| &mut held.sequencer)
+    }
+
+    pub(super) fn leaf(&mut self, shard: ShardId) -> Option<&mut Leaf> {
+        self.held.as_mut()?.leaves.iter_mut().find(|(other, _)| *other == shard).map(|(_, leaf)| leaf)
+    }
+
+    pub(super) fn leaf_at(&mut self, at: usize) -> Option<(ShardId, &mut Leaf)> {
+        self.held.as_mut()?.leaves.get_mut(at).map(|(shard, leaf)| (*shard, leaf))
+    }
+
+    pub(super) fn leaf_status(&self, shard: ShardId) -> Option<Status> {
+        self.held.as_ref()?.leaves.iter().find(|(other, _)| *other == shard).map(|(_, leaf)| leaf.status())
+    }
+
+    pub(super) fn status(&self) -> Option<tree::Status> {
+        self.held.as_ref().map(|held| held.sequencer.status())
+    }
+
+    /// Whether all below has reported, and every shard is led.
+    pub(super) fn serves(&self) -> bool {
+        self.held.as_ref().is_some_and(|held| {
+            held.sequencer.serves() && held.leaves.iter().all(|(_, leaf)| leaf.status().phase == "serving")
+        })
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Time> {
+        self.held.iter().flat_map(|held| &held.leaves).filter_map(|(_, leaf)| leaf.next_deadline()).min()
+    }
+}
