@@ -5,6 +5,7 @@
 mod amount;
 mod append;
 mod color;
+mod config;
 mod inspect;
 mod output;
 mod read;
@@ -75,6 +76,9 @@ enum Command {
     Inspect(inspect::InspectArgs),
     /// Check every byte in the folder of a replica or a cluster that does not run. Changes nothing.
     Verify(verify::VerifyArgs),
+    /// Look at the file that describes a cluster.
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
 }
 
 /// Where the cluster is, and how to print.
@@ -129,6 +133,7 @@ pub fn main_with(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
             Command::Status(args) => status::run(args).await,
             Command::Inspect(args) => inspect::run(&args),
             Command::Verify(args) => verify::run(&args),
+            Command::Config(command) => config::run(&command),
         }
     });
     // A thread that still reads standard input must not hold the process.

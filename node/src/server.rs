@@ -113,7 +113,7 @@ impl Server {
             metadata: parts.metadata,
             cluster: parts.cluster,
             directory: parts.directory,
-            placement: Placement { owner: parts.owner, shard: parts.shard },
+            placement: Placement { owner: parts.owner, shards: vec![parts.shard] },
             view: parts.view,
             started: Instant::now(),
             next_color: Cell::new(parts.next_color.0),
@@ -513,7 +513,7 @@ impl Server {
         let mut record = match found {
             Some(record) => record,
             None if !create => return Err(Failure::NoSuchColor(format!("named '{name}'"))),
-            None => operations::create_color(&*self.metadata, &color_name, self.placement)
+            None => operations::create_color(&*self.metadata, &color_name, &self.placement)
                 .await
                 .map_err(metadata_failure)?,
         };

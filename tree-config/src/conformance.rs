@@ -4,6 +4,8 @@
 //! found. They need no runtime but the one that polls them.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "this is test code that other crates' tests run")]
 
+pub mod trees;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Future, poll_fn};
 use std::num::NonZeroU64;
@@ -55,6 +57,8 @@ pub async fn all(factory: &dyn Factory) {
     color_limit(&mut *factory.create().await).await;
     color_retention(&mut *factory.create().await).await;
     store_opening(&mut *factory.create().await).await;
+    trees::large_trees(&mut *factory.create().await).await;
+    trees::adoption(&mut *factory.create().await).await;
 }
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -143,7 +147,7 @@ pub async fn conditions(fixture: &mut dyn Fixture) {
 /// A transaction that breaks a rule changes nothing.
 pub async fn refusals(fixture: &mut dyn Fixture) {
     let store = fixture.store();
-    let orphan = PositionRecord { position: Position(3), parent: None, holder: None };
+    let orphan = position(3, None);
     for transaction in [
         Transaction::new().when_absent(key("a")),
         set("a", 1).put(key("a"), Color(2)),
@@ -167,10 +171,9 @@ pub async fn listings(fixture: &mut dyn Fixture) {
         transaction = transaction.put(key(text), Color(i));
     }
     store.commit(transaction).await.unwrap();
-    for position in [0u32, 1, 9, 10, 300] {
-        let parent = (position > 0).then_some(Position(0));
-        let record = PositionRecord { position: Position(position), parent, holder: None };
-        store.commit(Transaction::new().put(Key::Position(Position(position)), record)).await.unwrap();
+    for id in [0u32, 1, 9, 10, 300] {
+        let record = position(id, (id > 0).then_some(0));
+        store.commit(Transaction::new().put(Key::Position(Position(id)), record)).await.unwrap();
     }
     let mut sorted: Vec<Key> = names.iter().map(|text| key(text)).collect();
     sorted.sort();
@@ -315,7 +318,19 @@ async fn cluster(store: &dyn Metadata) -> ClusterRecord {
     operations::create_cluster(store, ClusterId(Uuid::from_u128(77)), &layout).await.unwrap()
 }
 
-const PLACE: Placement = Placement { owner: Position(0), shard: ShardId(1) };
+fn on(shards: &[u32]) -> Placement {
+    Placement { owner: Position(0), shards: shards.iter().copied().map(ShardId).collect() }
+}
+
+fn position(position: u32, parent: Option<u32>) -> PositionRecord {
+    PositionRecord {
+        position: Position(position),
+        parent: parent.map(Position),
+        name: format!("p{position}"),
+        address: String::new(),
+        holder: None,
+    }
+}
 
 /// A cluster is created once, with all that it starts with.
 pub async fn clusters(fixture: &mut dyn Fixture) {
@@ -323,7 +338,7 @@ pub async fn clusters(fixture: &mut dyn Fixture) {
     assert_eq!(operations::cluster(store).await, Ok(None));
     let missing = |key| Err(OperationError::Missing(key));
     assert_eq!(operations::claim(store, Position(0), Uuid::nil(), "").await, missing(Key::Position(Position(0))));
-    let no_cluster = operations::create_color(store, &name("a"), PLACE).await;
+    let no_cluster = operations::create_color(store, &name("a"), &on(&[1])).await;
     assert_eq!(no_cluster, Err(OperationError::Missing(Key::Cluster)));
     let layout = Layout::single(3, 2);
     let created =
@@ -345,7 +360,7 @@ pub async fn clusters(fixture: &mut dyn Fixture) {
 pub async fn claims(fixture: &mut dyn Fixture) {
     let store = fixture.store();
     cluster(store).await;
-    let child = PositionRecord { position: Position(1), parent: Some(Position(0)), holder: None };
+    let child = position(1, Some(0));
     store.commit(Transaction::new().put(Key::Position(Position(1)), child)).await.unwrap();
     let mut all = BTreeSet::new();
     let mut last = Epoch(0);
@@ -389,7 +404,8 @@ pub async fn colors(fixture: &mut dyn Fixture) {
     cluster(store).await;
     assert_eq!(operations::find_color(store, &name("x")).await, Ok(None));
     let texts = ["x", "y", "z"].map(name);
-    let created = join((0..24).map(|i| operations::create_color(store, &texts[i % 3], PLACE))).await;
+    let place = on(&[1]);
+    let created = join((0..24).map(|i| operations::create_color(store, &texts[i % 3], &place))).await;
     let mut ids = BTreeMap::new();
     for record in created.into_iter().map(Result::unwrap) {
         assert_eq!(*ids.entry(record.name.clone()).or_insert(record.color), record.color);
@@ -400,15 +416,15 @@ pub async fn colors(fixture: &mut dyn Fixture) {
     // Many at once, some known, some twice, over several transactions.
     let mut many: Vec<ColorName> = (0..150).map(|i| name(&format!("many/{i:03}"))).collect();
     many.extend([name("many/000"), name("x"), name("many/149"), name("many/149")]);
-    let records = operations::create_colors(store, &many, PLACE).await.unwrap();
+    let records = operations::create_colors(store, &many, &on(&[1])).await.unwrap();
     assert!(records.iter().map(|r| &r.name).eq(&many));
     assert_eq!((records[150].color, records[152].color), (records[0].color, records[149].color));
     assert_eq!(operations::cluster(store).await.unwrap().unwrap().colors(), 153);
-    let elsewhere = Placement { owner: Position(0), shard: ShardId(9) };
+    let elsewhere = on(&[9]);
     let missing = Err(OperationError::Missing(Key::Shard(ShardId(9))));
-    assert_eq!(operations::create_color(store, &name("new"), elsewhere).await, missing);
+    assert_eq!(operations::create_color(store, &name("new"), &elsewhere).await, missing);
     // The placement counts for a new color alone.
-    assert_eq!(operations::create_color(store, &name("x"), elsewhere).await.unwrap().shards, [ShardId(1)]);
+    assert_eq!(operations::create_color(store, &name("x"), &elsewhere).await.unwrap().shards, [ShardId(1)]);
 
     fixture.reopen().await;
     let store = fixture.store();
@@ -429,8 +445,8 @@ pub async fn color_retention(fixture: &mut dyn Fixture) {
     let store = fixture.store();
     cluster(store).await;
     let [x, y] = ["x", "y"].map(name);
-    let before = operations::create_color(store, &x, PLACE).await.unwrap();
-    let other = operations::create_color(store, &y, PLACE).await.unwrap();
+    let before = operations::create_color(store, &x, &on(&[1])).await.unwrap();
+    let other = operations::create_color(store, &y, &on(&[1])).await.unwrap();
     assert_eq!(before.retention, Retention::default());
     assert_eq!(operations::retentions(store).await.unwrap(), []);
     let (age, bytes) = (NonZeroU64::new(7), NonZeroU64::new(9));
@@ -468,12 +484,12 @@ pub async fn color_limit(fixture: &mut dyn Fixture) {
     let almost = ClusterRecord { next_color: Color(MAX_COLORS as u64), ..record };
     store.commit(Transaction::new().put(Key::Cluster, almost)).await.unwrap();
     let full = |n| Err(OperationError::TooManyColors(n));
-    let two = operations::create_colors(store, &[name("a"), name("b")], PLACE).await;
+    let two = operations::create_colors(store, &[name("a"), name("b")], &on(&[1])).await;
     assert_eq!(two.map(|_| ()), full(MAX_COLORS as u64 - 1));
-    let last = operations::create_color(store, &name("a"), PLACE).await.unwrap();
+    let last = operations::create_color(store, &name("a"), &on(&[1])).await.unwrap();
     assert_eq!(last.color, Color(MAX_COLORS as u64));
-    assert_eq!(operations::create_color(store, &name("b"), PLACE).await.map(|_| ()), full(MAX_COLORS as u64));
-    assert_eq!(operations::create_color(store, &name("a"), PLACE).await, Ok(last));
+    assert_eq!(operations::create_color(store, &name("b"), &on(&[1])).await.map(|_| ()), full(MAX_COLORS as u64));
+    assert_eq!(operations::create_color(store, &name("a"), &on(&[1])).await, Ok(last));
 }
 
 /// A replica's store is opened in steps, each of which may be repeated; a stranger is refused and changes nothing.

@@ -194,7 +194,13 @@ mod tests {
 
     #[test]
     fn a_fact_belongs_under_its_own_key_only() {
-        let root = PositionRecord { position: Position(0), parent: None, holder: None };
+        let root = PositionRecord {
+            position: Position(0),
+            parent: None,
+            name: "a".into(),
+            address: String::new(),
+            holder: None,
+        };
         let value = Value::from(root.clone());
         assert!(value.belongs_under(&Key::Position(Position(0))));
         assert!(!value.belongs_under(&Key::Position(Position(1))));

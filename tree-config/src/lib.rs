@@ -5,10 +5,12 @@
 //! live. Run-time state of a color never goes here.
 //!
 //! The *pure part* holds the types and their rules ([`name`], [`record`], [`key`]), what may be asked of a store
-//! ([`transaction`], [`metadata`]), how a store's identity is judged ([`identity`]), and what is done with it all
-//! ([`operations`]). It does no I/O and needs no runtime. *Backends* keep the facts: the `embedded` one (feature
+//! ([`transaction`], [`metadata`]), how a store's identity is judged ([`identity`]), what is done with it all
+//! ([`operations`]), and the file that describes a cluster ([`topology`]). It needs no runtime, and does no I/O but to
+//! read that file. *Backends* keep the facts: the `embedded` one (feature
 //! `embedded`) in a folder, for one process. Every backend passes the same suite, `conformance`.
 
+pub mod amount;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 #[cfg(feature = "embedded")]
@@ -19,6 +21,7 @@ pub mod metadata;
 pub mod name;
 pub mod operations;
 pub mod record;
+pub mod topology;
 pub mod transaction;
 
 #[cfg(feature = "embedded")]
@@ -30,4 +33,5 @@ pub use name::{ColorName, ColorNameError};
 pub use record::{
     ClusterRecord, ColorRecord, Holder, PositionRecord, RecordError, ReplicaRecord, Retention, ShardRecord, StoreState,
 };
+pub use topology::{Topology, TopologyError};
 pub use transaction::{Transaction, TransactionError};

@@ -4,16 +4,28 @@
 //! again, so somebody else made progress each time. None holds anything between calls. Where a commit is in doubt
 //! ([`CommitError::Unknown`]) the operation says so and may be called again: each says what that does.
 
+mod adopt;
+mod layout;
+mod tree;
+
+use std::collections::BTreeSet;
+
 use flexlog_protocol::api::RetentionChange;
 use flexlog_protocol::limits::MAX_COLORS;
-use flexlog_protocol::{ClusterId, Color, Epoch, Position, ReplicaId, ShardId, StoreId};
+use flexlog_protocol::{Color, Epoch, Position, ReplicaId, ShardId, StoreId};
 use uuid::Uuid;
+
+pub use self::adopt::adopt;
+pub use self::layout::{Layout, create_cluster};
+pub use self::tree::{Tree, place, tree};
 
 use crate::identity::{self, IdentityRefusal, Opening, Step};
 use crate::key::{Key, Kind, Value};
 use crate::metadata::{CommitError, MAX_PAGE, Metadata, ReadError, Revision};
 use crate::name::ColorName;
-use crate::record::{ClusterRecord, ColorRecord, Holder, PositionRecord, ReplicaRecord, Retention, ShardRecord};
+use crate::record::{
+    ClusterRecord, ColorRecord, Holder, MAX_WIDTH, PositionRecord, ReplicaRecord, Retention, ShardRecord,
+};
 use crate::transaction::{MAX_OPERATIONS, Transaction};
 
 /// An operation on the metadata was not done.
@@ -43,6 +55,41 @@ pub enum OperationError {
     /// The records that a cluster was to start with do not fit together.
     #[error("the cluster cannot be created: {0}")]
     Layout(String),
+    /// Another process is creating the cluster.
+    #[error("the cluster is being created by another process: try again in a moment")]
+    BeingCreated,
+    /// No color has such a width.
+    #[error("a color is 1 to {MAX_WIDTH} shards wide, not {0}")]
+    Width(u32),
+    /// A color was to be wider than the tree is below its owner.
+    #[error(
+        "a color of width {width} needs as many shards, and below sequencer '{owner}' there are {shards}: choose a smaller \
+         width, or an owner above more shards"
+    )]
+    TooWide {
+        /// The name of the owner.
+        owner: String,
+        /// How many shards are below it.
+        shards: usize,
+        /// The width that was asked for.
+        width: u32,
+    },
+    /// A color was to be on a shard that is not below its owner, which thus never hears of it.
+    #[error("shard {shard} is not below position {owner}: choose a shard that is, or an owner above it")]
+    NotBelow {
+        /// The shard.
+        shard: ShardId,
+        /// The owner.
+        owner: Position,
+    },
+    /// The topology is not that of the cluster.
+    #[error("{file} is not the cluster that the metadata holds:\n{}", .differences.join("\n"))]
+    Differs {
+        /// The topology's file.
+        file: String,
+        /// Every difference, with what to do about it.
+        differences: Vec<String>,
+    },
 }
 
 /// The fact under `key`, if there is one, with its version.
@@ -79,6 +126,18 @@ async fn try_commit(
     }
 }
 
+/// Every fact of a kind, in order of their keys. Read page by page, so not all of one moment.
+async fn list_all(store: &(impl Metadata + ?Sized), kind: Kind) -> Result<Vec<(Key, Value)>, OperationError> {
+    let mut all: Vec<(Key, Value)> = Vec::new();
+    loop {
+        let page = store.list(kind, all.last().map(|(key, _)| key), MAX_PAGE).await?;
+        if page.entries.is_empty() {
+            return Ok(all);
+        }
+        all.extend(page.entries.into_iter().map(|(key, found)| (key, found.value)));
+    }
+}
+
 /// The cluster, or `None` before it was created.
 ///
 /// # Errors
@@ -101,106 +160,6 @@ pub async fn replica(store: &(impl Metadata + ?Sized), replica: ReplicaId) -> Re
 /// [`OperationError::Missing`], and those of reading.
 pub async fn shard(store: &(impl Metadata + ?Sized), shard: ShardId) -> Result<ShardRecord, OperationError> {
     Ok(read(store, &Key::Shard(shard)).await?.1)
-}
-
-/// What a cluster starts with.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Layout {
-    /// The positions of its tree, one of them the root.
-    pub positions: Vec<PositionRecord>,
-    /// Its shards.
-    pub shards: Vec<ShardRecord>,
-    /// Its replicas.
-    pub replicas: Vec<ReplicaRecord>,
-}
-
-impl Layout {
-    /// One position, and one shard 1 under it with replicas 1 to `replicas`, all in one process.
-    #[must_use]
-    pub fn single(replicas: u32, min_view: u32) -> Self {
-        let (root, shard) = (Position(0), ShardId(1));
-        let members: Vec<ReplicaId> = (1..=replicas).map(ReplicaId).collect();
-        let replica = |&replica: &ReplicaId| ReplicaRecord {
-            replica,
-            shard,
-            addresses: Vec::new(),
-            store: crate::StoreState::Fresh,
-        };
-        Self {
-            replicas: members.iter().map(replica).collect(),
-            shards: vec![ShardRecord { shard, leaf: root, view: ShardRecord::first_view(members), min_view }],
-            positions: vec![PositionRecord { position: root, parent: None, holder: None }],
-        }
-    }
-
-    /// Checks that the records fit together: parents lead to the root, leaves are there, and members are replicas of
-    /// the shard.
-    fn check(&self) -> Result<(), OperationError> {
-        let wrong = |why: String| Err(OperationError::Layout(why));
-        let position = |p: Position| self.positions.iter().find(|record| record.position == p);
-        if position(Position(0)).is_none() {
-            return wrong("there is no root, position 0".into());
-        }
-        for record in &self.positions {
-            let mut at = record;
-            for _ in 0..self.positions.len() {
-                match at.parent {
-                    None => break,
-                    Some(parent) => match position(parent) {
-                        Some(above) => at = above,
-                        None => return wrong(format!("position {}: its parent {parent} is not there", at.position)),
-                    },
-                }
-            }
-            if at.parent.is_some() {
-                return wrong(format!("position {} does not lead up to the root", record.position));
-            }
-        }
-        for shard in &self.shards {
-            if position(shard.leaf).is_none() {
-                return wrong(format!("shard {}: its leaf, position {}, is not there", shard.shard, shard.leaf));
-            }
-            let is_ours = |m: &ReplicaId| self.replicas.iter().any(|r| r.replica == *m && r.shard == shard.shard);
-            if let Some(member) = shard.view.members.iter().find(|m| !is_ours(m)) {
-                return wrong(format!("shard {}: member {member} is not one of its replicas", shard.shard));
-            }
-        }
-        match self.replicas.iter().find(|r| !self.shards.iter().any(|s| s.shard == r.shard)) {
-            Some(stray) => wrong(format!("replica {}: there is no shard {}", stray.replica, stray.shard)),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Creates the cluster with all that it starts with, in one transaction.
-///
-/// # Errors
-/// [`OperationError::Layout`]; a [`CommitError::Conflict`] on [`Key::Cluster`] where there is a cluster already (after
-/// a commit in doubt: it was done); those of committing.
-pub async fn create_cluster(
-    store: &(impl Metadata + ?Sized),
-    id: ClusterId,
-    layout: &Layout,
-) -> Result<ClusterRecord, OperationError> {
-    layout.check()?;
-    let highest = layout.replicas.iter().map(|r| r.replica.0).max().unwrap_or(0);
-    let next_replica = highest
-        .checked_add(1)
-        .map(ReplicaId)
-        .ok_or_else(|| OperationError::Layout(format!("replica {highest}: its number is the last there is")))?;
-    let cluster = ClusterRecord { next_replica, ..ClusterRecord::new(id) };
-    let mut transaction = Transaction::new().when_absent(Key::Cluster).put(Key::Cluster, cluster.clone());
-    for record in &layout.positions {
-        transaction = transaction.put(Key::Position(record.position), record.clone());
-    }
-    for record in &layout.shards {
-        transaction = transaction.put(Key::Shard(record.shard), record.clone());
-    }
-    for record in &layout.replicas {
-        transaction = transaction.put(Key::Replica(record.replica), record.clone());
-    }
-    store.commit(transaction).await?;
-    Ok(cluster)
 }
 
 /// Claims a position for a process, whoever held it: takes a fresh epoch and names the holder, in one transaction.
@@ -269,13 +228,13 @@ pub async fn colors_by_name(
     Ok(colors)
 }
 
-/// Where new colors go.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Where new colors go. [`place`] and [`Tree::place`] choose the shards.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placement {
     /// The position that counts for them.
     pub owner: Position,
-    /// The shard that holds them.
-    pub shard: ShardId,
+    /// The shards that they are spread over: below the owner, in ascending order, as many as the colors are wide.
+    pub shards: Vec<ShardId>,
 }
 
 /// How many colors one transaction creates: the cluster record, and two records each.
@@ -292,7 +251,7 @@ const _: () = assert!(2 * COLORS_PER_TRANSACTION < MAX_OPERATIONS);
 pub async fn create_color(
     store: &(impl Metadata + ?Sized),
     name: &ColorName,
-    placement: Placement,
+    placement: &Placement,
 ) -> Result<ColorRecord, OperationError> {
     let colors = create_colors(store, std::slice::from_ref(name), placement).await?;
     colors.into_iter().next().ok_or_else(|| OperationError::Missing(Key::ColorName(name.clone())))
@@ -302,16 +261,17 @@ pub async fn create_color(
 /// that are new. On an error some of them may have been created.
 ///
 /// # Errors
-/// [`OperationError::Missing`] without the cluster, the owner or the shard, [`OperationError::TooManyColors`], those of
-/// reading and committing.
+/// [`OperationError::Missing`] without the cluster, the owner or a shard, [`OperationError::NotBelow`],
+/// [`OperationError::TooManyColors`], those of reading and committing.
 pub async fn create_colors(
     store: &(impl Metadata + ?Sized),
     names: &[ColorName],
-    placement: Placement,
+    placement: &Placement,
 ) -> Result<Vec<ColorRecord>, OperationError> {
     let mut colors = Vec::with_capacity(names.len());
+    let mut is_checked = false;
     for chunk in names.chunks(COLORS_PER_TRANSACTION) {
-        create_some(store, chunk, placement).await?;
+        create_some(store, chunk, placement, &mut is_checked).await?;
         for name in chunk {
             let color = find_color(store, name).await?;
             colors.push(color.ok_or_else(|| OperationError::Missing(Key::ColorName(name.clone())))?);
@@ -320,11 +280,30 @@ pub async fn create_colors(
     Ok(colors)
 }
 
+/// Checks that the shards of a placement are there, below its owner.
+async fn check_placement(store: &(impl Metadata + ?Sized), placement: &Placement) -> Result<(), OperationError> {
+    let owner = placement.owner;
+    read::<PositionRecord>(store, &Key::Position(owner)).await?;
+    let mut below = BTreeSet::from([owner]);
+    for shard in &placement.shards {
+        let mut at = read::<ShardRecord>(store, &Key::Shard(*shard)).await?.1.leaf;
+        let mut path = Vec::new();
+        while !below.contains(&at) {
+            path.push(at);
+            let above = read::<PositionRecord>(store, &Key::Position(at)).await?.1.parent;
+            at = above.ok_or(OperationError::NotBelow { shard: *shard, owner })?;
+        }
+        below.extend(path);
+    }
+    Ok(())
+}
+
 /// Creates those of `names` that are not there, in one transaction.
 async fn create_some(
     store: &(impl Metadata + ?Sized),
     names: &[ColorName],
-    placement: Placement,
+    placement: &Placement,
+    is_checked: &mut bool,
 ) -> Result<(), OperationError> {
     loop {
         let (version, mut cluster): (_, ClusterRecord) = read(store, &Key::Cluster).await?;
@@ -340,9 +319,11 @@ async fn create_some(
         if cluster.colors_left() < new.len() as u64 {
             return Err(OperationError::TooManyColors(cluster.colors()));
         }
-        // Both are fixed once they are there, so no condition on them is needed.
-        read::<PositionRecord>(store, &Key::Position(placement.owner)).await?;
-        read::<ShardRecord>(store, &Key::Shard(placement.shard)).await?;
+        // The tree is fixed, so it is looked at once, and no condition on it is needed.
+        if !*is_checked {
+            check_placement(store, placement).await?;
+            *is_checked = true;
+        }
         let mut transaction = Transaction::new().when(Key::Cluster, version);
         for name in new {
             let color = cluster.next_color;
@@ -351,8 +332,8 @@ async fn create_some(
                 color,
                 name: name.clone(),
                 owner: placement.owner,
-                width: 1,
-                shards: vec![placement.shard],
+                width: u32::try_from(placement.shards.len()).unwrap_or(u32::MAX),
+                shards: placement.shards.clone(),
                 retention: Retention::default(),
             };
             let key = Key::ColorName(name.clone());
@@ -463,39 +444,5 @@ async fn open_step(
         if try_commit(store, transaction).await?.is_some() {
             return Ok(());
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_single_layout_fits_together() {
-        Layout::single(3, 2).check().unwrap();
-    }
-
-    #[test]
-    fn layouts_that_do_not_fit_are_refused() {
-        let at = |p, parent: Option<u32>| PositionRecord {
-            position: Position(p),
-            parent: parent.map(Position),
-            holder: None,
-        };
-        let with = |change: &dyn Fn(&mut Layout)| {
-            let mut layout = Layout::single(3, 2);
-            change(&mut layout);
-            match layout.check() {
-                Err(OperationError::Layout(why)) => why,
-                other => panic!("{other:?}"),
-            }
-        };
-        assert!(with(&|l| l.positions.clear()).contains("no root"));
-        assert!(with(&|l| l.positions.push(at(5, Some(4)))).contains("parent 4"));
-        let looped = with(&|l| l.positions.extend([at(5, Some(4)), at(4, Some(5))]));
-        assert!(looped.contains("does not lead up"), "{looped}");
-        assert!(with(&|l| l.shards[0].leaf = Position(9)).contains("leaf"));
-        assert!(with(&|l| l.replicas[2].shard = ShardId(2)).contains("member 3"));
-        assert!(with(&|l| l.shards.clear()).contains("no shard 1"));
     }
 }

@@ -12,15 +12,17 @@ use uuid::Uuid;
 use crate::name::ColorName;
 
 /// The version of the records in this module. A store that holds another is refused.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 /// The longest address of a node, in bytes.
 pub const MAX_ADDRESS_BYTES: usize = 255;
 /// The most addresses of a replica.
 pub const MAX_ADDRESSES: usize = 8;
 /// The most members of a view.
 pub const MAX_VIEW_MEMBERS: usize = 15;
-/// The widest a color can be for now, in shards.
-pub const MAX_WIDTH: u32 = 1;
+/// The longest name of a position, in bytes.
+pub const MAX_POSITION_NAME_BYTES: usize = 64;
+/// The widest a color can be, in shards.
+pub const MAX_WIDTH: u32 = 64;
 
 /// The cluster as a whole: who it is, and what it hands out next.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -46,6 +48,10 @@ pub struct PositionRecord {
     pub position: Position,
     /// The place above it; `None` at the root alone.
     pub parent: Option<Position>,
+    /// What people call it, unique in the cluster: a word, as [`is_word`] says.
+    pub name: String,
+    /// Where its process is to listen, `host:port`. Empty where everything shares one process.
+    pub address: String,
     /// Who claimed it last; `None` before the first claim.
     pub holder: Option<Holder>,
 }
@@ -160,6 +166,16 @@ pub enum RecordError {
     /// The position is its own parent.
     #[error("position {0} is its own parent")]
     OwnParent(Position),
+    /// The position's name is no word.
+    #[error(
+        "position {position}: '{name}' is no name: write 1 to {MAX_POSITION_NAME_BYTES} letters (a to z), digits, '-' and '_'"
+    )]
+    Name {
+        /// The position.
+        position: Position,
+        /// As found.
+        name: String,
+    },
     /// The address cannot be one.
     #[error("'{0}' is not an address: write host:port, at most {MAX_ADDRESS_BYTES} bytes without spaces")]
     Address(String),
@@ -207,6 +223,14 @@ fn address(text: &str) -> Result<(), RecordError> {
         return Err(RecordError::Address(text.to_owned()));
     }
     Ok(())
+}
+
+/// Whether a text may name a position: 1 to [`MAX_POSITION_NAME_BYTES`] ASCII letters, digits, `-` and `_`, so that it
+/// can also name a folder, a file and a key.
+#[must_use]
+pub fn is_word(text: &str) -> bool {
+    let fits = (1..=MAX_POSITION_NAME_BYTES).contains(&text.len());
+    fits && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
 }
 
 fn ascends<T: PartialOrd>(items: &[T]) -> bool {
@@ -258,6 +282,10 @@ impl PositionRecord {
         if self.parent.is_none() != (self.position == Position(0)) {
             return Err(RecordError::Root(self.position));
         }
+        if !is_word(&self.name) {
+            return Err(RecordError::Name { position: self.position, name: self.name.clone() });
+        }
+        address(&self.address)?;
         match &self.holder {
             Some(holder) => {
                 from_one("the holder's epoch", holder.epoch.0.into())?;
@@ -370,6 +398,8 @@ mod tests {
         let at = |position, parent: Option<u32>| PositionRecord {
             position: Position(position),
             parent: parent.map(Position),
+            name: "a".into(),
+            address: String::new(),
             holder: None,
         };
         assert_eq!(at(0, None).check(), Ok(()));
@@ -383,10 +413,29 @@ mod tests {
     fn an_unknown_format_is_refused() {
         let cluster = ClusterRecord::new(ClusterId(Uuid::from_u128(1)));
         assert_eq!(cluster.check(), Ok(()));
-        for found in [1, 3] {
+        for found in [1, 2, 4] {
             let of_another = ClusterRecord { format: found, ..cluster.clone() };
             assert_eq!(of_another.check(), Err(RecordError::Format { found }));
         }
+    }
+
+    #[test]
+    fn positions_have_words_for_names() {
+        let named = |name: &str, address: &str| PositionRecord {
+            position: Position(0),
+            parent: None,
+            name: name.into(),
+            address: address.into(),
+            holder: None,
+        };
+        for name in ["a", "left-1", "Left_1", &"a".repeat(64)] {
+            assert_eq!(named(name, "a:1").check(), Ok(()), "{name}");
+        }
+        for name in ["", "a b", "a/b", "..", "é", "a\n", &"a".repeat(65)] {
+            let refused = RecordError::Name { position: Position(0), name: name.into() };
+            assert_eq!(named(name, "").check(), Err(refused), "{name}");
+        }
+        assert_eq!(named("a", "a b:1").check(), Err(RecordError::Address("a b:1".into())));
     }
 
     #[test]
@@ -415,8 +464,12 @@ mod tests {
             shards: shards.iter().copied().map(ShardId).collect(),
             retention: Retention::default(),
         };
-        assert_eq!(color(1, &[4]).check(), Ok(()));
-        for (width, shards) in [(0, &[][..]), (1, &[][..]), (1, &[1, 2][..]), (2, &[1, 2][..])] {
+        let most: Vec<u32> = (1..=65).collect();
+        for (width, shards) in [(1, &[4][..]), (3, &[1, 2, 9][..]), (64, &most[..64])] {
+            assert_eq!(color(width, shards).check(), Ok(()));
+        }
+        let wrong = [(0, &[][..]), (1, &[][..]), (1, &[1, 2]), (2, &[1]), (2, &[2, 1]), (2, &[1, 1]), (65, &most)];
+        for (width, shards) in wrong {
             assert!(matches!(color(width, shards).check(), Err(RecordError::Width { .. })), "{width} {shards:?}");
         }
     }

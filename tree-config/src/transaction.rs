@@ -153,7 +153,13 @@ mod tests {
 
     #[test]
     fn records_keep_their_rules_and_their_place() {
-        let root = PositionRecord { position: Position(0), parent: None, holder: None };
+        let root = PositionRecord {
+            position: Position(0),
+            parent: None,
+            name: "a".into(),
+            address: String::new(),
+            holder: None,
+        };
         let key = Key::Position(Position(1));
         let misplaced = Transaction::new().put(key.clone(), root.clone());
         assert_eq!(misplaced.check(), Err(TransactionError::Misplaced(key.clone())));

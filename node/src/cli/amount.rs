@@ -3,22 +3,10 @@
 use std::num::NonZeroU64;
 
 use flexlog_protocol::api::BoundChange;
+use flexlog_tree_config::amount::{SIZES, parse};
 
 /// Units, the largest first, and how many seconds each has.
 const TIMES: [(&str, u64); 5] = [("w", 7 * 86_400), ("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)];
-/// Units, the largest first, and how many bytes each has. What is printed uses those of 1024.
-const SIZES: [(&str, u64); 9] = [
-    ("TiB", 1 << 40),
-    ("TB", 1_000_000_000_000),
-    ("GiB", 1 << 30),
-    ("GB", 1_000_000_000),
-    ("MiB", 1 << 20),
-    ("MB", 1_000_000),
-    ("KiB", 1 << 10),
-    ("kB", 1_000),
-    ("B", 1),
-];
-
 /// A bound on the age of records.
 pub(crate) fn age(text: &str) -> Result<BoundChange, String> {
     amount(text, &TIMES).ok_or_else(|| {
@@ -42,11 +30,7 @@ fn amount(text: &str, units: &[(&str, u64)]) -> Option<BoundChange> {
     if text == "none" {
         return Some(BoundChange::Remove);
     }
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let (_, each) = units.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit))?;
-    let whole = number.parse::<u64>().ok()?.checked_mul(*each)?;
-    NonZeroU64::new(whole).map(BoundChange::Set)
+    parse(text, units).map(BoundChange::Set)
 }
 
 /// Seconds, in the largest unit that says them exactly.

@@ -1,10 +1,10 @@
-//! The journal file, format 2.
+//! The journal file, format 3.
 //!
 //! Lines of text, each `crc json\n`: eight hex digits of CRC32C over the JSON, a space, the JSON without line breaks.
 //!
 //! | line | JSON |
 //! |---|---|
-//! | 1 | `{"flexlog-metadata":2,"revision":R,"entries":E}` |
+//! | 1 | `{"flexlog-metadata":3,"revision":R,"entries":E}` |
 //! | 2 … E + 1 | `[key, version, value]`: the state at revision R, in order of the keys |
 //! | every other | `{"revision":N,"durable":D,"put":[[key, value], …],"delete":[key, …]}`: one transaction each, N contiguous from R + 1 |
 //!
@@ -28,7 +28,7 @@ use crate::transaction::Transaction;
 
 /// The version of the file, and of the facts in it: it goes up with [`crate::record::FORMAT_VERSION`] too, so that another
 /// form of a fact is refused as such and not taken for damage.
-pub(super) const FORMAT: u64 = 2;
+pub(super) const FORMAT: u64 = 3;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -191,15 +191,15 @@ fn another_format_is_refused_and_left_alone() {
 }
 
 #[test]
-fn a_journal_of_format_2_is_read_and_written_as_ever() {
+fn a_journal_of_format_3_is_read_and_written_as_ever() {
     let uuid = "00000000-0000-0000-0000-000000000007";
-    let cluster = format!(r#"{{"id":"{uuid}","format":2,"next_epoch":3,"next_color":2,"next_replica":4}}"#);
+    let cluster = format!(r#"{{"id":"{uuid}","format":3,"next_epoch":3,"next_color":2,"next_replica":4}}"#);
     let holder = format!(r#"{{"epoch":2,"uuid":"{uuid}","address":""}}"#);
     let opening = format!(r#"{{"opening":{{"store":"{uuid}","n":0,"nonce":"{uuid}"}}}}"#);
     let snapshot = [
-        r#"{"flexlog-metadata":2,"revision":7,"entries":7}"#.to_owned(),
+        r#"{"flexlog-metadata":3,"revision":7,"entries":7}"#.to_owned(),
         format!(r#"["cluster",7,{{"cluster":{cluster}}}]"#),
-        format!(r#"[{{"position":0}},5,{{"position":{{"position":0,"parent":null,"holder":{holder}}}}}]"#),
+        format!(r#"[{{"position":0}},5,{{"position":{{"position":0,"parent":null,"name":"root","address":"","holder":{holder}}}}}]"#),
         r#"[{"shard":1},1,{"shard":{"shard":1,"leaf":0,"view":{"number":1,"members":[1,2,3]},"min_view":2}}]"#.to_owned(),
         r#"[{"replica":1},1,{"replica":{"replica":1,"shard":1,"addresses":["a:1"],"store":"fresh"}}]"#.to_owned(),
         format!(r#"[{{"replica":2}},6,{{"replica":{{"replica":2,"shard":1,"addresses":[],"store":{opening}}}}}]"#),
@@ -446,8 +446,8 @@ fn a_hundred_thousand_colors() {
         let id = ClusterId(Uuid::from_u128(1));
         operations::create_cluster(&store, id, &Layout::single(3, 2)).await.unwrap();
         let names: Vec<ColorName> = (0..100_000).map(|i| ColorName::new(format!("color/{i}")).unwrap()).collect();
-        let place = Placement { owner: Position(0), shard: flexlog_protocol::ShardId(1) };
-        let records = operations::create_colors(&store, &names, place).await.unwrap();
+        let place = Placement { owner: Position(0), shards: vec![flexlog_protocol::ShardId(1)] };
+        let records = operations::create_colors(&store, &names, &place).await.unwrap();
         assert_eq!(records.last().unwrap().color, Color(100_000));
         drop(store);
         let store = Embedded::open(folder.path()).unwrap();
