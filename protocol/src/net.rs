@@ -11,6 +11,7 @@
 
 mod frame;
 pub mod in_process;
+pub mod link;
 pub mod tcp;
 
 use std::io;

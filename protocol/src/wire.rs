@@ -1,6 +1,7 @@
 //! How messages look on the wire.
 //!
-//! The published form is `proto/flexlog/v1/client.proto`: a frame is a little-endian u32 with the length of what
+//! The published form is `proto/flexlog/v1/client.proto`, and `node.proto` beside it for what processes of a cluster say
+//! to each other: a frame is a little-endian u32 with the length of what
 //! follows, then one `Hello`, `Welcome`, `Requests` or `Answers`. This module turns the types of [`crate::api`] into
 //! frames and back. It relies on nothing but the vocabulary, does no input or output, and promises two things: what it
 //! encodes decodes to the same value, and what it decodes keeps every bound of [`crate::limits`], with the checksum of
@@ -13,6 +14,8 @@
 mod answer;
 mod append;
 mod hello;
+mod link;
+mod node;
 mod request;
 mod scan;
 
@@ -24,6 +27,8 @@ use crate::record::RecordError;
 
 pub use answer::{decode_answers, encode_answers};
 pub use hello::{decode_hello, decode_welcome, encode_hello, encode_welcome, mismatch};
+pub use link::{LinkFrame, MAX_PEER_NAME_BYTES, Parcel};
+pub use node::{decode_node_messages, encode_node_message};
 pub use request::{decode_requests, encode_requests};
 
 /// The version of the protocol that this crate speaks.

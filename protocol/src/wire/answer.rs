@@ -174,11 +174,11 @@ fn token(shard: u32, session: Option<proto::Session>, seq: u64) -> Result<Token,
     Ok(Token { shard: ShardId(shard), session: session_from(session), seq })
 }
 
-fn view_to(view: &View) -> proto::View {
+pub(super) fn view_to(view: &View) -> proto::View {
     proto::View { number: view.number.0, members: view.members.iter().map(|member| member.0).collect() }
 }
 
-fn view_from(view: Option<proto::View>) -> Result<View, WireError> {
+pub(super) fn view_from(view: Option<proto::View>) -> Result<View, WireError> {
     let view = view.ok_or(WireError::Malformed("a view is missing"))?;
     if view.members.len() > MAX_MEMBERS {
         return Err(WireError::Malformed("a view has more members than it may have"));
