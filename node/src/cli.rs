@@ -4,6 +4,8 @@
 
 mod amount;
 mod append;
+#[cfg(feature = "quic")]
+mod cert;
 mod color;
 mod inspect;
 mod output;
@@ -75,6 +77,10 @@ enum Command {
     Inspect(inspect::InspectArgs),
     /// Check every byte in the folder of a replica or a cluster that does not run. Changes nothing.
     Verify(verify::VerifyArgs),
+    /// Make and list the certificates by which the machines of a cluster know one another.
+    #[cfg(feature = "quic")]
+    #[command(subcommand)]
+    Cert(cert::CertCommand),
 }
 
 /// Where the cluster is, and how to print.
@@ -129,6 +135,8 @@ pub fn main_with(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
             Command::Status(args) => status::run(args).await,
             Command::Inspect(args) => inspect::run(&args),
             Command::Verify(args) => verify::run(&args),
+            #[cfg(feature = "quic")]
+            Command::Cert(command) => cert::run(command),
         }
     });
     // A thread that still reads standard input must not hold the process.

@@ -23,7 +23,7 @@ use crate::limits::MAX_FRAME_BYTES;
 use crate::record::RecordError;
 
 pub use answer::{decode_answers, encode_answers};
-pub use hello::{decode_hello, decode_welcome, encode_hello, encode_welcome, mismatch};
+pub use hello::{decode_hello, decode_welcome, encode_hello, encode_welcome, mismatch, not_a_client};
 pub use request::{decode_requests, encode_requests};
 
 /// The version of the protocol that this crate speaks.
