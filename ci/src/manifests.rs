@@ -31,8 +31,8 @@ struct Rule {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Runtime {
     Never,
-    /// Only behind this feature, and in its tests.
-    Feature(&'static str),
+    /// Only behind these features, and in its tests.
+    Features(&'static [&'static str]),
     Yes,
 }
 
@@ -51,8 +51,8 @@ const ALL: &[&str] = &[
 
 #[rustfmt::skip]
 const RULES: &[Rule] = &[
-    Rule { member: "protocol", package: PROTOCOL, may_use: &[], runtime: Runtime::Feature("net") },
-    Rule { member: "tree-config", package: TREE_CONFIG, may_use: &[PROTOCOL], runtime: Runtime::Feature("embedded") },
+    Rule { member: "protocol", package: PROTOCOL, may_use: &[], runtime: Runtime::Features(&["net", "quic"]) },
+    Rule { member: "tree-config", package: TREE_CONFIG, may_use: &[PROTOCOL], runtime: Runtime::Features(&["embedded"]) },
     Rule { member: "storage-pm", package: "flexlog-storage-pm", may_use: &[PROTOCOL], runtime: Runtime::Never },
     Rule { member: "sequencer", package: "flexlog-sequencer", may_use: &[PROTOCOL, TREE_CONFIG], runtime: Runtime::Never },
     Rule { member: "replica", package: "flexlog-replica", may_use: &[PROTOCOL, TREE_CONFIG], runtime: Runtime::Never },
@@ -63,11 +63,13 @@ const RULES: &[Rule] = &[
     Rule { member: "ci", package: "flexlog-ci", may_use: &[], runtime: Runtime::Never },
 ];
 
-/// Crates whose protocol code takes the passage of time, chance and the network as input only: `net` of protocol is not
-/// theirs to turn on.
+/// Crates whose protocol code takes the passage of time, chance and the network as input only: the features of protocol
+/// that bring the network in are not theirs to turn on.
 const WITHOUT_NET: &[&str] = &["protocol", "tree-config", "storage-pm", "sequencer", "replica", "sim"];
 /// Of those, the ones that have no business with chance either.
 const WITHOUT_CHANCE: &[&str] = &["sequencer", "replica"];
+/// The features of protocol that bring the network in.
+const NETWORK: &[&str] = &["net", "quic"];
 /// What runs futures or owns sockets; and everything whose name begins so.
 const RUNTIMES: &[&str] = &["tokio", "async-std", "async-io", "smol", "mio", "quinn", "socket2", "hyper", "tonic"];
 /// Where chance comes from.
@@ -150,8 +152,9 @@ fn check_member(rule: &Rule, file: &str, manifest: &Table, shared: &Table, findi
         if internal && !rule.may_use.contains(&package.as_str()) {
             wrong(format!("[{section}] '{}' must not use '{package}'", rule.package));
         }
-        if package == PROTOCOL && WITHOUT_NET.contains(&rule.member) && features.iter().any(|f| f == "net") {
-            wrong(format!("[{section}] '{}' must not turn on the feature 'net' of '{PROTOCOL}'", rule.package));
+        let network = features.iter().find(|feature| NETWORK.contains(&feature.as_str()));
+        if let Some(feature) = network.filter(|_| package == PROTOCOL && WITHOUT_NET.contains(&rule.member)) {
+            wrong(format!("[{section}] '{}' must not turn on the feature '{feature}' of '{PROTOCOL}'", rule.package));
         }
         if is_one_of(package, BASELINES) && rule.member != "bench" {
             wrong(format!("[{section}] '{package}' is a baseline: only 'bench' may use it"));
@@ -162,13 +165,14 @@ fn check_member(rule: &Rule, file: &str, manifest: &Table, shared: &Table, findi
         if is_one_of(package, RUNTIMES) {
             match rule.runtime {
                 Runtime::Yes => {}
-                Runtime::Feature(_) if of_tests => {}
-                Runtime::Feature(feature) => {
+                Runtime::Features(_) if of_tests => {}
+                Runtime::Features(allowed) => {
+                    let those = allowed.join("' or '");
                     if !*optional {
-                        wrong(format!("[{section}] '{package}' must be optional, behind the feature '{feature}'"));
+                        wrong(format!("[{section}] '{package}' must be optional, behind the feature '{those}'"));
                     }
-                    for other in features_with(manifest, name).filter(|other| other != feature) {
-                        wrong(format!("the feature '{other}' turns on '{package}': only '{feature}' may"));
+                    for other in features_with(manifest, name).filter(|other| !allowed.contains(&other.as_str())) {
+                        wrong(format!("the feature '{other}' turns on '{package}': only '{those}' may"));
                     }
                 }
                 Runtime::Never => wrong(format!("[{section}] '{}' must not use '{package}'", rule.package)),
@@ -177,8 +181,10 @@ fn check_member(rule: &Rule, file: &str, manifest: &Table, shared: &Table, findi
     }
     // The pure half must be there for those who ask for it: no other feature of protocol may pull the network in.
     if rule.package == PROTOCOL {
-        for other in features_with_feature(manifest, "net") {
-            wrong(format!("the feature '{other}' turns on 'net': crates ask for that by name"));
+        for feature in NETWORK {
+            for other in features_with_feature(manifest, feature) {
+                wrong(format!("the feature '{other}' turns on '{feature}': crates ask for that by name"));
+            }
         }
     }
 }

@@ -37,6 +37,8 @@ mod shell;
 mod subscription;
 
 pub use flexlog_protocol::api::{BoundChange, ColorInfo, Failure, Retention, RetentionChange, Status};
+#[cfg(feature = "quic")]
+pub use flexlog_protocol::net::quic::{Connector as QuicConnector, Credentials, CredentialsError};
 pub use flexlog_protocol::net::{Connect, ConnectError};
 pub use flexlog_protocol::{ClusterId, Color, Record, RecordError, SeqNum, Tag};
 

@@ -4,6 +4,8 @@
 
 mod amount;
 mod append;
+#[cfg(feature = "quic")]
+mod cert;
 mod color;
 mod config;
 mod inspect;
@@ -79,6 +81,10 @@ enum Command {
     /// Look at the file that describes a cluster.
     #[command(subcommand)]
     Config(config::ConfigCommand),
+    /// Make and list the certificates by which the machines of a cluster know one another.
+    #[cfg(feature = "quic")]
+    #[command(subcommand)]
+    Cert(cert::CertCommand),
 }
 
 /// Where the cluster is, and how to print.
@@ -134,6 +140,8 @@ pub fn main_with(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
             Command::Inspect(args) => inspect::run(&args),
             Command::Verify(args) => verify::run(&args),
             Command::Config(command) => config::run(&command),
+            #[cfg(feature = "quic")]
+            Command::Cert(command) => cert::run(command),
         }
     });
     // A thread that still reads standard input must not hold the process.

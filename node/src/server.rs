@@ -347,7 +347,7 @@ impl Server {
                 Ok((stream, _)) => {
                     let server = Rc::clone(&self);
                     spawn_local(async move {
-                        match tcp::accept(stream, &server.hello(), HANDSHAKE_TIME).await {
+                        match tcp::accept_client(stream, &server.hello(), HANDSHAKE_TIME).await {
                             Ok(connection) => server.serve(connection).await,
                             Err(error) => tracing::warn!(%error, "a client was turned away"),
                         }

@@ -570,8 +570,10 @@ pub struct Hello {
 pub enum Role {
     /// A client of the log.
     Client,
-    /// A node that serves it.
+    /// A node that serves it, or one that dials another to work with it.
     Node,
+    /// A node that dials another one for the metadata that the other keeps.
+    Metadata,
 }
 
 /// The answer to the opening words: go on, or why not.

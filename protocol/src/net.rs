@@ -1,17 +1,22 @@
 //! Transports: how two sides of a connection exchange messages.
 //!
 //! A [`Connection`] is a [`Sender`] of one kind of message and a [`Receiver`] of the other, so a task can read while
-//! it, or another one, writes. There are two transports: [`tcp`] and [`in_process`], which hands the messages over as
-//! they are. Both begin with the same opening words ([`Hello`], [`Welcome`](crate::api::Welcome)) and the same checks,
-//! and both pass the same conformance tests. They rely on a tokio runtime with its I/O and time drivers enabled.
+//! it, or another one, writes. There are three transports: `quic` between machines (behind the feature of that name),
+//! [`tcp`], and [`in_process`], which hands the messages over as they are. All begin with the same opening words
+//! ([`Hello`], [`Welcome`](crate::api::Welcome)) and the same checks, and all pass the same conformance tests. They rely
+//! on a tokio runtime with its I/O and time drivers enabled.
 //!
 //! Messages arrive in the order in which they were sent, each once, or the connection is at its end. Both halves may be
 //! used inside `select!`: what [`Sender::send`] has taken goes out with the next call if this one is dropped, and
 //! [`Receiver::recv`] loses nothing.
 
+mod accepted;
 mod frame;
 pub mod in_process;
 pub mod link;
+#[cfg(feature = "quic")]
+pub mod quic;
+mod stream;
 pub mod tcp;
 
 use std::io;
@@ -22,6 +27,7 @@ use async_trait::async_trait;
 use crate::api::{Answer, Hello, Request};
 use crate::wire::WireError;
 
+pub use accepted::Accepted;
 pub use frame::{FrameReader, FrameWriter};
 
 /// How long [`close`] waits for the other side to take in the reason and leave.

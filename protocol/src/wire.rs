@@ -26,7 +26,7 @@ use crate::limits::MAX_FRAME_BYTES;
 use crate::record::RecordError;
 
 pub use answer::{decode_answers, encode_answers};
-pub use hello::{decode_hello, decode_welcome, encode_hello, encode_welcome, mismatch};
+pub use hello::{decode_hello, decode_welcome, encode_hello, encode_welcome, mismatch, not_a_client};
 pub use link::{LinkFrame, MAX_PEER_NAME_BYTES, Parcel};
 pub use node::{decode_node_messages, encode_node_message};
 pub use request::{decode_requests, encode_requests};

@@ -121,7 +121,7 @@ impl Node {
                 tokio::spawn(async move {
                     let patience = Duration::from_secs(5);
                     if !node.state.lock().away
-                        && let Ok(connection) = tcp::accept(stream, &Hello::node(cluster()), patience).await
+                        && let Ok(connection) = tcp::accept_client(stream, &Hello::node(cluster()), patience).await
                     {
                         node.serve(connection).await;
                     }

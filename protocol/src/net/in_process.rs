@@ -47,7 +47,7 @@ impl Listener {
 impl Connect for Connector {
     async fn connect(&self, hello: &Hello) -> Result<ClientConnection, ConnectError> {
         let refused = |reason| ConnectError::Refused { address: self.name.clone(), reason };
-        if let Some(reason) = wire::mismatch(&self.hello, hello) {
+        if let Some(reason) = wire::mismatch(&self.hello, hello).or_else(|| wire::not_a_client(hello)) {
             return Err(refused(reason));
         }
         let (requests, node_in) = mpsc::channel(MESSAGES);

@@ -1,7 +1,6 @@
 //! Connections over TCP, without Nagle's delay: for one host, or where the operator says that the network is trusted.
 
 use std::io;
-use std::marker::PhantomData;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -9,10 +8,11 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::timeout;
 
-use super::frame::{FrameError, FrameReader, FrameWriter};
-use super::{ClientConnection, Connect, ConnectError, Connection, NetError, NodeConnection, Receiver, Sender};
-use crate::api::{Hello, Welcome};
-use crate::wire::{self, MAX_HANDSHAKE_BYTES, Message};
+use super::frame::FrameError;
+use super::stream::{Carrier, Halves};
+use super::{Accepted, ClientConnection, Connect, ConnectError, Connection, NetError, NodeConnection};
+use crate::api::Hello;
+use crate::wire::{self, Message};
 
 /// Connects to a node by TCP.
 #[derive(Debug, Clone)]
@@ -44,175 +44,109 @@ impl Connect for Connector {
 /// # Errors
 /// [`ConnectError`]; all but `Refused` may go well later.
 pub async fn connect(address: &str, hello: &Hello, patience: Duration) -> Result<ClientConnection, ConnectError> {
+    connect_as(address, hello, patience).await
+}
+
+/// A connection to the node at `address`, `host:port`, within `patience`. What is said on it goes by the role in
+/// `hello`, and the node has to know it as the same.
+///
+/// # Errors
+/// [`ConnectError`]; all but `Refused` may go well later.
+pub async fn connect_as<Out: Message, In: Message>(
+    address: &str,
+    hello: &Hello,
+    patience: Duration,
+) -> Result<Connection<Out, In>, ConnectError> {
     let greet = async {
         let stream = TcpStream::connect(address)
             .await
             .map_err(|source| ConnectError::Unreachable { address: address.to_owned(), source })?;
-        let mut halves = Halves::new(stream, address.to_owned())?;
-        wire::encode_hello(hello, halves.writer.buffer());
-        halves.flush().await?;
-        let frame = halves.frame().await?;
-        match wire::decode_welcome(frame).map_err(|source| halves.wire(source))? {
-            Welcome::Refused(reason) => Err(ConnectError::Refused { address: address.to_owned(), reason }),
-            Welcome::Accepted(theirs) => match wire::mismatch(hello, &theirs) {
-                Some(reason) => Err(ConnectError::Refused { address: address.to_owned(), reason }),
-                None => Ok(halves.connection(theirs)),
-            },
-        }
+        let mut halves = halves(stream, address.to_owned())?;
+        let theirs = halves.dial(hello).await?;
+        Ok(halves.connection(theirs))
     };
     timeout(patience, greet)
         .await
         .unwrap_or_else(|_| Err(ConnectError::TimedOut { address: address.to_owned(), after: patience }))
 }
 
-/// A node's connection over an accepted socket: hears the client's opening words and answers them within `patience`.
-/// A client that is not welcome is told why.
+/// What dialed an accepted socket: hears its opening words and answers them within `patience`. Who is not welcome is
+/// told why.
 ///
 /// # Errors
-/// [`ConnectError`]. All of them are about this client alone.
-pub async fn accept(stream: TcpStream, hello: &Hello, patience: Duration) -> Result<NodeConnection, ConnectError> {
-    let peer = stream.peer_addr().map_or_else(|_| "a client".to_owned(), |address| address.to_string());
+/// [`ConnectError`]. All of them are about this connection alone.
+pub async fn accept(stream: TcpStream, hello: &Hello, patience: Duration) -> Result<Accepted, ConnectError> {
+    accept_if(stream, hello, patience, |_| None).await
+}
+
+/// As [`accept`], and whom `judge` gives a reason against is not welcome either.
+///
+/// # Errors
+/// As those of [`accept`].
+pub async fn accept_if(
+    stream: TcpStream,
+    hello: &Hello,
+    patience: Duration,
+    judge: impl Fn(&Hello) -> Option<String>,
+) -> Result<Accepted, ConnectError> {
+    let peer = peer_of(&stream);
     let greet = async {
-        let mut halves = Halves::new(stream, peer.clone())?;
-        let said = match halves.frame().await {
-            Ok(frame) => wire::decode_hello(frame).map_err(|source| halves.wire(source)),
-            Err(error) => Err(error),
-        };
-        let answer = match &said {
-            Ok(theirs) => match wire::mismatch(hello, theirs) {
-                None => Welcome::Accepted(hello.clone()),
-                Some(reason) => Welcome::Refused(reason),
-            },
-            // It may be a client all the same, one that knows how to read this.
-            Err(NetError::Wire { source, .. }) => Welcome::Refused(source.to_string()),
-            Err(_) => return Err(said.err().map_or(closed(&peer), Into::into)),
-        };
-        wire::encode_welcome(&answer, halves.writer.buffer());
-        halves.flush().await?;
-        match (answer, said) {
-            (Welcome::Accepted(_), Ok(theirs)) => Ok(halves.connection(theirs)),
-            (Welcome::Refused(reason), said) => {
-                halves.leave().await;
-                Err(match said {
-                    Ok(_) => ConnectError::Refused { address: peer.clone(), reason },
-                    Err(error) => error.into(),
-                })
-            }
-            (Welcome::Accepted(_), Err(error)) => Err(error.into()),
-        }
+        let mut halves = halves(stream, peer.clone())?;
+        let theirs = halves.welcome(hello, judge).await?;
+        Ok(Accepted::over_tcp(theirs, halves))
     };
     timeout(patience, greet)
         .await
         .unwrap_or_else(|_| Err(ConnectError::TimedOut { address: peer.clone(), after: patience }))
 }
 
-fn closed(peer: &str) -> ConnectError {
-    ConnectError::Broken(NetError::Closed { peer: peer.to_owned() })
+/// As [`accept`] where only clients are served.
+///
+/// # Errors
+/// As those of [`accept`].
+pub async fn accept_client(
+    stream: TcpStream,
+    hello: &Hello,
+    patience: Duration,
+) -> Result<NodeConnection, ConnectError> {
+    Ok(accept_if(stream, hello, patience, wire::not_a_client).await?.into_connection())
 }
 
-fn blame(peer: &str, error: FrameError) -> NetError {
-    let peer = peer.to_owned();
-    match error {
-        // A reset is how TCP says that the other side is gone.
-        FrameError::Io(source)
-            if matches!(source.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) =>
-        {
-            NetError::Closed { peer }
-        }
-        FrameError::Io(source) => NetError::Io { peer, source },
-        FrameError::Wire(source) => NetError::Wire { peer, source },
-    }
+fn peer_of(stream: &TcpStream) -> String {
+    stream.peer_addr().map_or_else(|_| "a client".to_owned(), |address| address.to_string())
 }
 
-/// Both directions of a socket before the opening words are done.
-struct Halves {
-    reader: FrameReader<OwnedReadHalf>,
-    writer: FrameWriter<OwnedWriteHalf>,
+/// Both directions of a socket.
+pub(super) type TcpHalves = Halves<OwnedReadHalf, OwnedWriteHalf, Tcp>;
+
+fn halves(stream: TcpStream, peer: String) -> Result<TcpHalves, NetError> {
+    stream.set_nodelay(true).map_err(|source| NetError::Io { peer: peer.clone(), source })?;
+    let (read, write) = stream.into_split();
+    Ok(Halves::new(read, write, Tcp { peer }))
+}
+
+/// How a socket fails.
+#[derive(Debug, Clone)]
+pub(super) struct Tcp {
     peer: String,
 }
 
-impl Halves {
-    fn new(stream: TcpStream, peer: String) -> Result<Self, NetError> {
-        stream.set_nodelay(true).map_err(|source| NetError::Io { peer: peer.clone(), source })?;
-        let (read, write) = stream.into_split();
-        Ok(Self { reader: FrameReader::new(read, MAX_HANDSHAKE_BYTES), writer: FrameWriter::new(write), peer })
+impl Carrier for Tcp {
+    fn peer(&self) -> &str {
+        &self.peer
     }
 
-    fn wire(&self, source: wire::WireError) -> NetError {
-        NetError::Wire { peer: self.peer.clone(), source }
-    }
-
-    async fn flush(&mut self) -> Result<(), NetError> {
-        self.writer.flush().await.map_err(|error| blame(&self.peer, error))
-    }
-
-    async fn frame(&mut self) -> Result<bytes::Bytes, NetError> {
-        let frame = self.reader.next().await.map_err(|error| blame(&self.peer, error))?;
-        frame.ok_or_else(|| NetError::Closed { peer: self.peer.clone() })
-    }
-
-    /// Ends the connection so that the other side can still read what was said.
-    async fn leave(&mut self) {
-        if self.writer.finish().await.is_ok() {
-            let _ = timeout(super::CLOSING_TIME, self.reader.discard()).await;
-        }
-    }
-
-    fn connection<Out: Message, In: Message>(mut self, hello: Hello) -> Connection<Out, In> {
-        self.reader.lift_limit();
-        Connection {
-            sender: Box::new(TcpSender { writer: self.writer, peer: self.peer.clone() }),
-            receiver: Box::new(TcpReceiver {
-                reader: self.reader,
-                peer: self.peer.clone(),
-                what: PhantomData::<fn() -> In>,
-            }),
-            hello,
-            peer: self.peer,
-        }
-    }
-}
-
-struct TcpSender {
-    writer: FrameWriter<OwnedWriteHalf>,
-    peer: String,
-}
-
-#[async_trait]
-impl<M: Message> Sender<M> for TcpSender {
-    async fn send(&mut self, batch: &mut Vec<M>) -> Result<(), NetError> {
-        self.writer.send(batch).await.map_err(|error| blame(&self.peer, error))
-    }
-
-    async fn finish(&mut self) -> Result<(), NetError> {
-        self.writer.finish().await.map_err(|error| blame(&self.peer, error))
-    }
-}
-
-struct TcpReceiver<M> {
-    reader: FrameReader<OwnedReadHalf>,
-    peer: String,
-    what: PhantomData<fn() -> M>,
-}
-
-#[async_trait]
-impl<M: Message> Receiver<M> for TcpReceiver<M> {
-    async fn recv(&mut self, into: &mut Vec<M>) -> Result<bool, NetError> {
-        let before = into.len();
-        while into.len() == before {
-            let Some(frame) = self.reader.next().await.map_err(|error| blame(&self.peer, error))? else {
-                return Ok(false);
-            };
-            let mut next = Some(frame);
-            while let Some(frame) = next {
-                let took = M::decode(frame, into).and_then(|()| self.reader.ready());
-                next = took.map_err(|source| NetError::Wire { peer: self.peer.clone(), source })?;
+    fn blame(&self, error: FrameError) -> NetError {
+        let peer = self.peer.clone();
+        match error {
+            // A reset is how TCP says that the other side is gone.
+            FrameError::Io(source)
+                if matches!(source.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) =>
+            {
+                NetError::Closed { peer }
             }
+            FrameError::Io(source) => NetError::Io { peer, source },
+            FrameError::Wire(source) => NetError::Wire { peer, source },
         }
-        Ok(true)
-    }
-
-    async fn discard(&mut self) {
-        self.reader.discard().await;
     }
 }

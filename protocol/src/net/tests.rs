@@ -34,13 +34,30 @@ impl Bench {
         let (send, accepted) = mpsc::channel(8);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let accepted = tcp::accept(stream, &Hello::node(cluster()), PATIENCE).await;
+                let accepted = tcp::accept_client(stream, &Hello::node(cluster()), PATIENCE).await;
                 if send.send(accepted).await.is_err() {
                     return;
                 }
             }
         });
         Self { connector: Box::new(tcp::Connector::new(address, PATIENCE)), accepted }
+    }
+
+    #[cfg(feature = "quic")]
+    async fn quic() -> Self {
+        let ca = quic::tests::Ca::new("FlexLog test");
+        let listener = quic::Listener::bind("127.0.0.1:0", ca.credentials("node")).await.unwrap();
+        let address = listener.local_addr().to_string();
+        let (send, accepted) = mpsc::channel(8);
+        tokio::spawn(async move {
+            while let Ok(incoming) = listener.accept().await {
+                let accepted = quic::accept_client(incoming, &Hello::node(cluster()), PATIENCE).await;
+                if send.send(accepted).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Self { connector: Box::new(quic::Connector::new(address, ca.credentials("client"), PATIENCE)), accepted }
     }
 
     fn in_process() -> Self {
@@ -92,7 +109,7 @@ async fn opening_words_are_exchanged_and_checked(mut bench: Bench) {
     for (hello, words) in [
         (Hello { version: 7, ..Hello::client(cluster()) }, "speaks version 7 of the protocol, this node speaks 1"),
         (Hello::client(ClusterId(Uuid::from_u128(78))), "is of cluster"),
-        (Hello::node(cluster()), "both sides say that they are the node"),
+        (Hello::node(cluster()), "both sides say that they are a node"),
     ] {
         let error = bench.connector.connect(&hello).await.unwrap_err();
         let ConnectError::Refused { address, reason } = error else { panic!("{error}") };
@@ -202,6 +219,13 @@ macro_rules! conformance {
                 super::$name(super::Bench::tcp().await).await;
             })*
         }
+        #[cfg(feature = "quic")]
+        mod over_quic {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(super::Bench::quic().await).await;
+            })*
+        }
         mod over_channels {
             $(#[tokio::test]
             async fn $name() {
@@ -285,6 +309,29 @@ async fn strangers_are_turned_away_during_the_handshake() {
     // Leaves without a word.
     drop(TcpStream::connect(bench.connector.address()).await.unwrap());
     assert!(matches!(bench.accepted.recv().await.unwrap(), Err(ConnectError::Broken(NetError::Closed { .. }))));
+}
+
+/// Nodes speak to nodes, once the accepting side has heard who it is.
+#[tokio::test]
+async fn what_is_said_goes_by_the_role() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    for hello in [Hello::node(cluster()), Hello::metadata(cluster())] {
+        let accept = async {
+            let (stream, _) = listener.accept().await.unwrap();
+            let accepted = tcp::accept(stream, &Hello::node(cluster()), PATIENCE).await.unwrap();
+            assert_eq!((accepted.hello(), accepted.certificate_name()), (&hello, None));
+            assert!(accepted.peer().starts_with("127.0.0.1:"));
+            // Any pair of messages does, here the client's the other way round.
+            accepted.into_connection::<Request, Answer>()
+        };
+        let dial = async { tcp::connect_as::<Answer, Request>(&address, &hello, PATIENCE).await.unwrap() };
+        let (mut accepted, mut dialed) = tokio::join!(accept, dial);
+        accepted.sender.send(&mut vec![Request::Status { id: 3 }]).await.unwrap();
+        assert_eq!(recv_exactly(&mut *dialed.receiver, 1).await, [Request::Status { id: 3 }]);
+        dialed.sender.send(&mut vec![Answer::Hole { id: 3 }]).await.unwrap();
+        assert_eq!(recv_exactly(&mut *accepted.receiver, 1).await, [Answer::Hole { id: 3 }]);
+    }
 }
 
 #[tokio::test]

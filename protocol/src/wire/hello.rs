@@ -24,6 +24,7 @@ fn to_proto(hello: &Hello) -> proto::Hello {
     let role = match hello.role {
         Role::Client => proto::Role::Client,
         Role::Node => proto::Role::Node,
+        Role::Metadata => proto::Role::Metadata,
     };
     proto::Hello { version: hello.version, cluster: cluster_bytes(hello.cluster), role: role.into() }
 }
@@ -32,6 +33,7 @@ fn from_proto(hello: &proto::Hello) -> Result<Hello, WireError> {
     let role = match hello.role() {
         proto::Role::Client => Role::Client,
         proto::Role::Node => Role::Node,
+        proto::Role::Metadata => Role::Metadata,
         proto::Role::Unspecified => return Err(WireError::Malformed("the opening words name no role")),
     };
     Ok(Hello { version: hello.version, cluster: cluster(&hello.cluster)?, role })
@@ -79,9 +81,10 @@ pub fn decode_welcome(frame: Bytes) -> Result<Welcome, WireError> {
 /// Why the side that says `mine` cannot talk to the one that said `theirs`, in words; `None` if it can.
 #[must_use]
 pub fn mismatch(mine: &Hello, theirs: &Hello) -> Option<String> {
-    let (me, them) = match mine.role {
-        Role::Client => ("this client", "the node"),
-        Role::Node => ("this node", "the client"),
+    let (me, them) = match (mine.role, theirs.role) {
+        (Role::Client, _) => ("this client", "the node"),
+        (Role::Node | Role::Metadata, Role::Client) => ("this node", "the client"),
+        (Role::Node | Role::Metadata, Role::Node | Role::Metadata) => ("this node", "the other node"),
     };
     if theirs.version != mine.version {
         let (version, own) = (theirs.version, mine.version);
@@ -89,9 +92,8 @@ pub fn mismatch(mine: &Hello, theirs: &Hello) -> Option<String> {
             "{them} speaks version {version} of the protocol, {me} speaks {own}: update the older one"
         ));
     }
-    if theirs.role == mine.role {
-        let role = if mine.role == Role::Node { "node" } else { "client" };
-        return Some(format!("both sides say that they are the {role}: check the address"));
+    if theirs.role != Role::Node && mine.role != Role::Node {
+        return Some("neither side says that it is a node that serves: check the address".to_owned());
     }
     let any = ClusterId::default();
     if theirs.cluster != any && mine.cluster != any && theirs.cluster != mine.cluster {
@@ -99,6 +101,13 @@ pub fn mismatch(mine: &Hello, theirs: &Hello) -> Option<String> {
         return Some(format!("{them} is of cluster {cluster}, {me} of {own}: check the address"));
     }
     None
+}
+
+/// Why the side that said `theirs` is not served where only clients are, in words; `None` if it is a client.
+#[must_use]
+pub fn not_a_client(theirs: &Hello) -> Option<String> {
+    let served = theirs.role == Role::Client;
+    (!served).then(|| "both sides say that they are a node, and this one serves clients here: check the address".into())
 }
 
 impl Hello {
@@ -113,6 +122,12 @@ impl Hello {
     pub fn node(cluster: ClusterId) -> Self {
         Self { version: VERSION, cluster, role: Role::Node }
     }
+
+    /// The opening words of a node that wants the metadata which another one keeps.
+    #[must_use]
+    pub fn metadata(cluster: ClusterId) -> Self {
+        Self { version: VERSION, cluster, role: Role::Metadata }
+    }
 }
 
 #[cfg(test)]
@@ -126,7 +141,8 @@ mod tests {
 
     #[test]
     fn opening_words_round_trip() {
-        for hello in [Hello::client(ClusterId::default()), Hello::node(ClusterId(Uuid::from_u128(7)))] {
+        let cluster = ClusterId(Uuid::from_u128(7));
+        for hello in [Hello::client(ClusterId::default()), Hello::node(cluster), Hello::metadata(cluster)] {
             let mut out = BytesMut::new();
             encode_hello(&hello, &mut out);
             assert_eq!(decode_hello(body(&out)).unwrap(), hello);
@@ -158,6 +174,14 @@ mod tests {
         let why = mismatch(&node, &Hello { version: 7, ..Hello::client(one) }).unwrap();
         assert!(why.contains("the client speaks version 7 of the protocol, this node speaks 1"), "{why}");
         assert!(mismatch(&node, &Hello::client(two)).unwrap().contains("cluster"));
-        assert!(mismatch(&node, &Hello::node(one)).unwrap().contains("both sides"));
+        assert!(mismatch(&Hello::metadata(one), &Hello::client(one)).unwrap().contains("neither side"));
+        for other in [Hello::node(one), Hello::metadata(one)] {
+            assert_eq!(mismatch(&node, &other), None);
+            assert_eq!(mismatch(&other, &node), None);
+            assert!(not_a_client(&other).unwrap().contains("this one serves clients here"));
+            let old = Hello { version: 0, ..other };
+            assert!(mismatch(&node, &old).unwrap().contains("the other node speaks version 0"));
+        }
+        assert_eq!(not_a_client(&Hello::client(one)), None);
     }
 }
