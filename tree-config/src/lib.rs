@@ -7,25 +7,32 @@
 //! The *pure part* holds the types and their rules ([`name`], [`record`], [`key`]), what may be asked of a store
 //! ([`transaction`], [`metadata`]), how a store's identity is judged ([`identity`]), what is done with it all
 //! ([`operations`]), and the file that describes a cluster ([`topology`]). It needs no runtime, and does no I/O but to
-//! read that file. *Backends* keep the facts: the `embedded` one (feature
-//! `embedded`) in a folder, for one process. Every backend passes the same suite, `conformance`.
+//! read that file. *Backends* keep the facts, each a feature: `embedded` in a folder, for one process; `served` lets that
+//! process serve it to the others of its cluster; `etcd` keeps them in an etcd cluster. Every backend passes the same
+//! suite, `conformance`.
 
 pub mod amount;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 #[cfg(feature = "embedded")]
 pub mod embedded;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod identity;
 pub mod key;
 pub mod metadata;
 pub mod name;
 pub mod operations;
 pub mod record;
+#[cfg(feature = "served")]
+pub mod served;
 pub mod topology;
 pub mod transaction;
 
 #[cfg(feature = "embedded")]
 pub use embedded::Embedded;
+#[cfg(feature = "etcd")]
+pub use etcd::Etcd;
 pub use identity::IdentityRefusal;
 pub use key::{Key, Kind, Value};
 pub use metadata::{Change, Changes, CommitError, Event, Metadata, Page, ReadError, Revision, Versioned, Watch};

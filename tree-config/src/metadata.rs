@@ -34,7 +34,7 @@ impl fmt::Display for Revision {
 }
 
 /// A fact, and when it was written.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Versioned {
     /// The revision that wrote it.
     pub version: Revision,
@@ -43,7 +43,7 @@ pub struct Versioned {
 }
 
 /// Part of a listing.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Page {
     /// In ascending order of their keys.
     pub entries: Vec<(Key, Versioned)>,
@@ -52,7 +52,7 @@ pub struct Page {
 }
 
 /// What happened to one key.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Change {
     /// The key.
     pub key: Key,
@@ -61,7 +61,7 @@ pub struct Change {
 }
 
 /// What one transaction changed.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Changes {
     /// Its revision: the version of every key that it put.
     pub revision: Revision,
@@ -83,7 +83,8 @@ pub enum Event {
 }
 
 /// Nothing could be read.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case")]
 pub enum ReadError {
     /// The store does not answer any more: it failed, or was closed. Open it again.
     #[error("{what} cannot be read: {why}")]
@@ -169,7 +170,8 @@ pub trait Metadata: Send + Sync {
     /// The keys of `kind` in ascending order, those above `after` only, at most `limit` (and at most
     /// [`MAX_PAGE`]) of them.
     ///
-    /// A page is read at one revision; two pages may not be. To follow a listing without a gap, [`Metadata::watch`]
+    /// A page may be shorter than `limit` where that would be too much at once; only an empty one says that nothing
+    /// follows. A page is read at one revision; two pages may not be. To follow a listing without a gap, [`Metadata::watch`]
     /// from the revision of its *first* page: what is told twice has a version to tell it by. An `after` of another
     /// kind is taken as it is ordered.
     ///
