@@ -6,29 +6,29 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use flexlog_protocol::api::{Hello, Role};
-use flexlog_protocol::media::{LogStore, Recovered};
 use flexlog_protocol::net::in_process::{self, Connector};
-use flexlog_protocol::{ClusterId, ReplicaId, SeqNum, ShardId, StoreId, View, limits, wire};
-use flexlog_replica::{Output, Replica, RestoreError};
-use flexlog_storage_pm::device::{AnyDevice, DeviceKind};
-use flexlog_storage_pm::ssd::DirFolder;
-use flexlog_storage_pm::{Advanced, Closed, Mark, OpenError, Owner, Store};
+use flexlog_protocol::{ClusterId, ReplicaId, SeqNum, ShardId, limits, wire};
+use flexlog_replica::RestoreError;
+use flexlog_storage_pm::OpenError;
+use flexlog_storage_pm::device::DeviceKind;
 use flexlog_tree_config::operations::{self, Layout, OperationError};
 use flexlog_tree_config::{Embedded as EmbeddedMetadata, Metadata};
-use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::{LocalSet, spawn_local};
 use uuid::Uuid;
 
-use crate::engine::{Engine, Member, Place};
+use crate::engine::{Engine, Place};
 pub use crate::retention::file::ReadError as AgesError;
 use crate::retention::keeper::Keeper;
-use crate::server::{Parts, Server};
+use crate::server::{Parts, Seat, Server};
+use crate::stores::{Homes, Storing, open_members};
+use crate::transport::{Listener, Transport};
 
 /// The replicas of a new cluster unless told otherwise.
 pub const DEFAULT_REPLICAS: u32 = 3;
@@ -112,6 +112,16 @@ pub enum StartError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The certificates of this process cannot be used.
+    #[cfg(feature = "quic")]
+    #[error(transparent)]
+    Credentials(#[from] flexlog_protocol::net::quic::CredentialsError),
+    /// Something in the topology does not go with this process.
+    #[error("{0}")]
+    Topology(String),
+    /// The topology file cannot be used.
+    #[error(transparent)]
+    TopologyFile(#[from] flexlog_tree_config::topology::TopologyError),
     /// The number of replicas is not possible, or not the one that the cluster has.
     #[error("{0}")]
     Replicas(String),
@@ -184,13 +194,10 @@ async fn serve(
     let directory = options.directory.clone();
     // The address is taken first: what is wrong with it shows before the stores are read.
     let listener = match &options.listen {
-        Some(address) => {
-            let bound = TcpListener::bind(address.as_str()).await;
-            Some(bound.map_err(|source| StartError::Listen { address: address.clone(), source })?)
-        }
+        Some(address) => Some(Transport::Tcp.listen(address).await?),
         None => None,
     };
-    let address = listener.as_ref().and_then(|listener| listener.local_addr().ok());
+    let address = listener.as_ref().and_then(Listener::local_addr);
     let opened = open(&options).await?;
     let devices = opened.engine.shards();
     let devices = devices.into_iter().flat_map(|shard| shard.replicas).map(|replica| replica.device).collect();
@@ -239,7 +246,18 @@ async fn open(options: &Options) -> Result<Parts, StartError> {
         )));
     }
     let fenced = Arc::new(Notify::new());
-    let members = open_members(options, &*metadata, cluster.id, &shard.view, &fenced).await?;
+    let folder = |replica: &ReplicaId| (*replica, directory.join(format!("replica-{replica}")));
+    let here = shard.view.members.iter().map(folder).collect();
+    let homes = Homes { cluster: cluster.id, shard: SHARD, members: shard.view.members.len(), here };
+    let storing = Storing {
+        area_limit: options.area_limit,
+        segment_bytes: options.segment_bytes,
+        device: options.device,
+        ssd: options.ssd.clone(),
+        high_mark: options.high_mark,
+        cache_bytes: options.cache_bytes,
+    };
+    let members = open_members(&storing, &*metadata, homes, &fenced).await?;
     let place = Place {
         position: shard.leaf,
         parent: None,
@@ -253,121 +271,17 @@ async fn open(options: &Options) -> Result<Parts, StartError> {
     Ok(Parts {
         engine,
         keeper,
+        tree: operations::tree(&*metadata).await?,
         metadata,
+        kept: None,
         cluster: cluster.id,
+        name: "root".to_owned(),
         directory: directory.display().to_string(),
-        shard: SHARD,
-        owner: shard.leaf,
-        view: shard.view,
-        next_color: cluster.next_color,
+        seat: Some(Seat { position: shard.leaf, address: String::new() }),
+        links: None,
+        linger: Duration::ZERO,
         fenced,
     })
-}
-
-async fn open_members(
-    options: &Options,
-    metadata: &dyn Metadata,
-    cluster: ClusterId,
-    view: &View,
-    fenced: &Arc<Notify>,
-) -> Result<Vec<Member>, StartError> {
-    let mut counted = Vec::new();
-    for replica in &view.members {
-        let path = options.directory.join(format!("replica-{replica}"));
-        let owner = Owner { cluster, replica: *replica };
-        counted.push((*replica, path.clone(), count_opening(options, metadata, owner, &path).await?));
-    }
-    // Reading the logs takes the time, so all are read at once.
-    let recovered: Vec<_> = thread::scope(|scope| {
-        let threads: Vec<_> = counted
-            .into_iter()
-            .map(|(replica, path, store)| {
-                let opened = store.identity().opened;
-                (replica, path, opened, scope.spawn(move || store.finish()))
-            })
-            .collect();
-        let join = |(replica, path, opened, thread): (_, _, _, thread::ScopedJoinHandle<'_, _>)| {
-            (replica, path, opened, thread.join())
-        };
-        threads.into_iter().map(join).collect()
-    });
-    let staged_limit = options.area_limit / (2 * view.members.len() as u64);
-    let mut members = Vec::new();
-    for (replica, path, opened, result) in recovered {
-        let panicked = |_| StartError::Thread(format!("the recovery of replica {replica} failed"));
-        let (mut store, recovered) = result.map_err(panicked)??;
-        let core = member(replica, &path, &mut store, recovered, fenced)?.with_staged_limit(staged_limit);
-        members.push(Member::new(replica, core, Box::new(store), path.display().to_string(), opened));
-    }
-    Ok(members)
-}
-
-/// Opens a store up to where both sides have counted this opening.
-async fn count_opening(
-    options: &Options,
-    metadata: &dyn Metadata,
-    owner: Owner,
-    path: &Path,
-) -> Result<Advanced<AnyDevice>, StartError> {
-    let fresh = StoreId(Uuid::new_v4());
-    let store_options = flexlog_storage_pm::Options {
-        segment_bytes: options.segment_bytes,
-        limit_bytes: options.area_limit,
-        high_mark: options.high_mark,
-        cache_bytes: options.cache_bytes,
-        ..flexlog_storage_pm::Options::default()
-    };
-    let mut closed = Closed::open_folder(path, options.device, owner, fresh, store_options)?;
-    let ssd = match &options.ssd {
-        SsdPlace::Beside => Some(path.join("ssd")),
-        SsdPlace::In(folder) => Some(folder.join(format!("replica-{}", owner.replica))),
-        SsdPlace::Nowhere => None,
-    };
-    if let Some(ssd) = ssd {
-        let made = std::fs::create_dir_all(&ssd).and_then(|()| {
-            // The name of the folder is to outlast a crash as what will be in it does.
-            std::fs::File::open(ssd.parent().unwrap_or(&ssd))?.sync_all()
-        });
-        made.map_err(|source| StartError::Folder { path: ssd.clone(), source })?;
-        closed = closed.with_ssd(Arc::new(DirFolder::new(ssd)));
-    }
-    let id = closed.identity().id;
-    if let Mark::Opened { n, nonce: Some(nonce) } = closed.mark() {
-        // The metadata may not have heard of the end of the last opening; where it has, this changes nothing.
-        if let Some(before) = n.checked_sub(1) {
-            operations::finish_open(metadata, owner.replica, id, before, nonce).await?;
-        }
-    }
-    let intended = closed.intend(Uuid::new_v4())?;
-    let (n, nonce) = (intended.identity().opened, intended.nonce());
-    operations::begin_open(metadata, owner.replica, id, n, nonce).await?;
-    let advanced = intended.advance()?;
-    operations::finish_open(metadata, owner.replica, id, n, nonce).await?;
-    Ok(advanced)
-}
-
-fn member(
-    replica: ReplicaId,
-    path: &Path,
-    store: &mut Store<AnyDevice>,
-    recovered: Recovered,
-    fenced: &Arc<Notify>,
-) -> Result<Replica, StartError> {
-    let (core, outputs) = Replica::restore(replica, SHARD, recovered).map_err(|source| StartError::Restore {
-        replica,
-        path: path.to_owned(),
-        source,
-    })?;
-    for output in outputs {
-        match output {
-            Output::Trim { color, upto } => store.trim(color, upto),
-            Output::DropStaged(tokens) => store.drop_staged(&tokens),
-            other => tracing::error!(?other, "a replica wants more than its store when it starts"),
-        }
-    }
-    let fenced = Arc::clone(fenced);
-    store.on_fenced(Box::new(move || fenced.notify_one()));
-    Ok(core)
 }
 
 /// A cluster on a thread of its own, for programs that have it in their own process, and for tests.

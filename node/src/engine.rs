@@ -25,6 +25,8 @@ use flexlog_replica::{ConnId, FetchId, Persist, Replica};
 use flexlog_sequencer::{Leaf, tree};
 use rustc_hash::FxHashMap;
 
+use crate::links::Peer;
+
 mod station;
 
 pub(crate) use station::Place;
@@ -133,15 +135,6 @@ enum Message {
     Tree(tree::Input),
 }
 
-/// A core of another process.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Peer {
-    /// A member of a shard.
-    Replica(ReplicaId),
-    /// A position of the tree, with the leaves of its shards.
-    Position(Position),
-}
-
 /// What the engine needs from outside.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
@@ -238,7 +231,8 @@ impl Engine {
                 self.queue.push_back(Message::Leaf(shard, flexlog_sequencer::Input::Member { from, message }));
             }
             NodeMessage::Peer { from, to, message, .. } => self.send_to_peer(from, to, message),
-            NodeMessage::Up { from, to, message } if self.holds(to) => {
+            NodeMessage::Up { to, message } if self.holds(to) => {
+                let from = message.from.position;
                 self.queue.push_back(Message::Tree(tree::Input::Child { from, message }));
             }
             NodeMessage::Down { to, message } if self.holds(to) => {
@@ -256,14 +250,22 @@ impl Engine {
     /// The process of a peer is another one than before, or lost what was said to it: what it is to know must be said
     /// anew.
     pub fn replaced(&mut self, peer: Peer) {
-        let Some(station) = &self.station else { return };
-        match peer {
-            Peer::Replica(replica) if station.leads(replica) => self.events.push(Event::ClaimAgain),
-            Peer::Position(position) => {
+        match (peer, &self.station) {
+            (Peer::Replica(replica), Some(station)) if station.leads(replica) => self.events.push(Event::ClaimAgain),
+            (Peer::Position(position), Some(station)) if station.parent() == Some(position) => {
+                self.queue.push_back(Message::Tree(tree::Input::ParentReplaced));
+            }
+            (Peer::Position(position), Some(_)) => {
                 self.queue.push_back(Message::Tree(tree::Input::ChildReplaced(position)));
             }
+            (Peer::Position(position), None) => {
+                for at in 0..self.members.len() {
+                    let input = flexlog_replica::Input::LeafReplaced(position);
+                    self.queue.push_back(Message::Member(at, input));
+                }
+            }
             // A member that another one asked for a record: the leaf will have it asked again.
-            Peer::Replica(_) => {}
+            (Peer::Replica(_), _) => {}
         }
     }
 
@@ -521,8 +523,7 @@ impl Engine {
                 }
                 Output::Parent(message) => {
                     if let Some(to) = station.parent() {
-                        let from = station.position();
-                        self.remote.push((Peer::Position(to), NodeMessage::Up { from, to, message }));
+                        self.remote.push((Peer::Position(to), NodeMessage::Up { to, message }));
                     }
                 }
                 Output::Serving => {}

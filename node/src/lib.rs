@@ -3,5 +3,9 @@
 pub mod cli;
 pub mod embedded;
 pub mod engine;
+pub mod links;
+pub mod process;
 mod retention;
 mod server;
+mod stores;
+mod transport;

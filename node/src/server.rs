@@ -16,23 +16,26 @@ use flexlog_protocol::api::{
 };
 use flexlog_protocol::limits::{MAX_COLORS, MAX_CONNECTIONS, MAX_OUTBOUND_BYTES};
 use flexlog_protocol::media::Background;
-use flexlog_protocol::net::{self, NodeConnection, in_process, tcp};
-use flexlog_protocol::{ClusterId, Color, Incarnation, Position, ShardId, Time, View, wire};
+use flexlog_protocol::net::{self, NodeConnection, in_process};
+use flexlog_protocol::{ClusterId, Color, Incarnation, Position, ReplicaId, ShardId, Time, wire};
 use flexlog_replica::ConnId;
-use flexlog_tree_config::operations::{self, Placement};
-use flexlog_tree_config::{ColorName, ColorRecord, Metadata};
-use rustc_hash::FxHashMap;
-use tokio::net::TcpListener;
+use flexlog_tree_config::operations::{self, Placement, Tree};
+use flexlog_tree_config::{ColorName, ColorRecord, Metadata, served};
+use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::{Mutex, Notify, Semaphore, watch};
 use tokio::task::{JoinHandle, spawn_blocking, spawn_local};
 use tokio::time::MissedTickBehavior;
 use uuid::Uuid;
 
 use crate::engine::{Engine, Event, OWN, SlowRead, StoreAt};
+use crate::links::{self, Links};
 use crate::retention::keeper::{Keeper, Unwritten};
+use crate::transport::{Incoming, Listener};
 
 /// How long a client may take over the opening words.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
+/// How long to wait before a claim that failed is tried again.
+const CLAIM_AGAIN: Duration = Duration::from_millis(500);
 /// Threads that read SSD files.
 const SLOW_READERS: usize = 4;
 /// Colors in one page of the list.
@@ -63,13 +66,22 @@ enum State {
 pub(crate) struct Server {
     engine: RefCell<Engine>,
     metadata: Arc<dyn Metadata>,
+    /// The metadata that this process keeps for the others of its cluster.
+    kept: Option<served::Server>,
     cluster: ClusterId,
+    name: String,
     directory: String,
-    placement: Placement,
-    view: View,
+    seat: Option<Seat>,
+    tree: Tree,
+    /// To the other processes of the cluster; `None` where there are none.
+    links: Option<Links>,
+    linger: Duration,
     started: Instant,
-    /// Colors have the ids from 1 up to this, exclusive.
-    next_color: Cell<u64>,
+    /// Colors that are known to be there.
+    colors: RefCell<FxHashSet<Color>>,
+    /// The position is being claimed; and once more is due after that.
+    claiming: Cell<bool>,
+    claim_again: Cell<bool>,
     next_connection: Cell<u64>,
     outboxes: RefCell<FxHashMap<ConnId, Rc<Outbox>>>,
     /// The engine has more to do, once the answers that it has are on their way.
@@ -90,16 +102,26 @@ pub(crate) struct Server {
     keeping: RefCell<Option<JoinHandle<()>>>,
 }
 
+/// A position that this process holds.
+pub(crate) struct Seat {
+    pub(crate) position: Position,
+    /// Where its neighbours in the tree find it; empty where all of them are in this process.
+    pub(crate) address: String,
+}
+
 /// What a server is made of.
 pub(crate) struct Parts {
     pub(crate) engine: Engine,
     pub(crate) metadata: Arc<dyn Metadata>,
+    pub(crate) kept: Option<served::Server>,
     pub(crate) cluster: ClusterId,
+    pub(crate) name: String,
     pub(crate) directory: String,
-    pub(crate) shard: ShardId,
-    pub(crate) owner: Position,
-    pub(crate) view: View,
-    pub(crate) next_color: Color,
+    pub(crate) seat: Option<Seat>,
+    pub(crate) tree: Tree,
+    pub(crate) links: Option<Links>,
+    /// How long requests wait for others to go up with them.
+    pub(crate) linger: Duration,
     pub(crate) keeper: Keeper,
     /// Told, from any thread, when a fence of a store may be done.
     pub(crate) fenced: Arc<Notify>,
@@ -111,12 +133,18 @@ impl Server {
         let server = Rc::new(Self {
             engine: RefCell::new(parts.engine),
             metadata: parts.metadata,
+            kept: parts.kept,
             cluster: parts.cluster,
+            name: parts.name,
             directory: parts.directory,
-            placement: Placement { owner: parts.owner, shards: vec![parts.shard] },
-            view: parts.view,
+            seat: parts.seat,
+            tree: parts.tree,
+            links: parts.links,
+            linger: parts.linger,
             started: Instant::now(),
-            next_color: Cell::new(parts.next_color.0),
+            colors: RefCell::default(),
+            claiming: Cell::new(false),
+            claim_again: Cell::new(false),
             next_connection: Cell::new(0),
             outboxes: RefCell::default(),
             unfinished: Notify::new(),
@@ -135,26 +163,89 @@ impl Server {
         spawn_local(Rc::clone(&server).keep_time());
         spawn_local(Rc::clone(&server).follow_fences(parts.fenced));
         spawn_local(Rc::clone(&server).finish());
+        if server.links.is_some() {
+            spawn_local(Rc::clone(&server).hear_links());
+        }
         let keeping = spawn_local(Rc::clone(&server).keep_retentions());
         server.keeping.replace(Some(keeping));
         server
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn directory(&self) -> &str {
+        &self.directory
     }
 
     fn now(&self) -> Time {
         Time(self.started.elapsed().as_micros() as u64)
     }
 
-    /// Claims the position and starts a leaf there.
+    /// Claims the position of this process, if it has one, and starts its cores there.
     ///
     /// # Errors
     /// Those of the metadata store.
     pub(crate) async fn lead(self: &Rc<Self>) -> Result<(), operations::OperationError> {
+        let Some(Seat { position, address }) = &self.seat else { return Ok(()) };
         let uuid = Uuid::new_v4();
-        let position = self.placement.owner;
-        let epoch = operations::claim(&*self.metadata, position, uuid, "").await?;
-        self.engine.borrow_mut().lead(Incarnation { position, epoch, uuid });
+        let epoch = operations::claim(&*self.metadata, *position, uuid, address).await?;
+        tracing::info!(%position, %epoch, "claimed");
+        self.engine.borrow_mut().lead(Incarnation { position: *position, epoch, uuid });
         self.run();
         Ok(())
+    }
+
+    /// Claims the position again, for as long as that is due.
+    async fn lead_again(self: Rc<Self>) {
+        loop {
+            self.claim_again.set(false);
+            if let Err(error) = self.lead().await {
+                tracing::error!(%error, "the position cannot be claimed again: trying once more");
+                self.claim_again.set(true);
+                tokio::time::sleep(CLAIM_AGAIN).await;
+            }
+            if !self.claim_again.get() {
+                break;
+            }
+        }
+        self.claiming.set(false);
+    }
+
+    /// Takes in what other processes say.
+    async fn hear_links(self: Rc<Self>) {
+        let Some(links) = &self.links else { return };
+        loop {
+            links.ready().await;
+            while let Some(event) = links.next() {
+                match event {
+                    links::Event::Message(message) => self.engine.borrow_mut().remote(message),
+                    links::Event::Restarted(peer) => {
+                        tracing::info!(%peer, "it was started again, or lost what was said");
+                        self.engine.borrow_mut().replaced(peer);
+                    }
+                    links::Event::Overflowed(peer) => {
+                        tracing::warn!(%peer, "it does not take what it is told: beginning anew");
+                        self.engine.borrow_mut().replaced(peer);
+                        self.claim_again_soon();
+                    }
+                    links::Event::Up(peer) => tracing::info!(%peer, "connected"),
+                    links::Event::Down { peer, why } => tracing::info!(%peer, why, "not connected"),
+                }
+            }
+            self.run();
+        }
+    }
+
+    fn claim_again_soon(self: &Rc<Self>) {
+        if self.seat.is_none() {
+            return;
+        }
+        self.claim_again.set(true);
+        if !self.claiming.replace(true) {
+            spawn_local(Rc::clone(self).lead_again());
+        }
     }
 
     /// Waits until the shard serves, or why it never will.
@@ -207,6 +298,13 @@ impl Server {
             outbox.answers.borrow_mut().append(&mut answers);
             outbox.filled.notify_one();
         }
+        if let Some(links) = &self.links {
+            for (peer, message) in engine.take_remote() {
+                if let Err(error) = links.send(peer, &message) {
+                    tracing::error!(%error, "a message was not sent: is the topology file of this process an old one?");
+                }
+            }
+        }
         for read in engine.take_reads() {
             spawn_local(Rc::clone(self).read_slowly(read));
         }
@@ -218,14 +316,7 @@ impl Server {
                 Event::Serving => {
                     self.state.send_replace(State::Serving);
                 }
-                Event::ClaimAgain => {
-                    let server = Rc::clone(self);
-                    spawn_local(async move {
-                        if let Err(error) = server.lead().await {
-                            tracing::error!(%error, "the position cannot be claimed again");
-                        }
-                    });
-                }
+                Event::ClaimAgain => self.claim_again_soon(),
             }
         }
         if *self.state.borrow() == State::Starting
@@ -335,8 +426,8 @@ impl Server {
         Hello { version: wire::VERSION, cluster: self.cluster, role: Role::Node }
     }
 
-    /// Accepts clients over TCP until the server stops.
-    pub(crate) async fn listen(self: Rc<Self>, listener: TcpListener) {
+    /// Accepts clients and other processes until the server stops.
+    pub(crate) async fn listen(self: Rc<Self>, listener: Listener) {
         let mut stopping = self.stopping.subscribe();
         loop {
             let accepted = tokio::select! {
@@ -344,14 +435,8 @@ impl Server {
                 _ = stopping.wait_for(|stopping| *stopping) => return,
             };
             match accepted {
-                Ok((stream, _)) => {
-                    let server = Rc::clone(&self);
-                    spawn_local(async move {
-                        match tcp::accept_client(stream, &server.hello(), HANDSHAKE_TIME).await {
-                            Ok(connection) => server.serve(connection).await,
-                            Err(error) => tracing::warn!(%error, "a client was turned away"),
-                        }
-                    });
+                Ok(incoming) => {
+                    spawn_local(Rc::clone(&self).welcome(incoming));
                 }
                 Err(error) => {
                     // Out of file descriptors, as a rule: others may close some.
@@ -359,6 +444,30 @@ impl Server {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             }
+        }
+    }
+
+    async fn welcome(self: Rc<Self>, incoming: Incoming) {
+        let judge = |theirs: &Hello| match theirs.role {
+            Role::Client => None,
+            Role::Node if self.links.is_some() => None,
+            Role::Node => Some("this node is a cluster of its own: is the address right?".to_owned()),
+            Role::Metadata if self.kept.is_some() => None,
+            Role::Metadata => Some("the metadata is not kept here: is the address that of the root?".to_owned()),
+        };
+        let accepted = match incoming.welcome(&self.hello(), HANDSHAKE_TIME, judge).await {
+            Ok(accepted) => accepted,
+            Err(error) => return tracing::warn!(%error, "a connection was turned away"),
+        };
+        match (accepted.hello().role, &self.links, &self.kept) {
+            (Role::Node, Some(links), _) => links.incoming(accepted.into_connection()),
+            (Role::Metadata, _, Some(kept)) => {
+                let peer = accepted.peer().to_owned();
+                if let Err(error) = kept.serve(accepted.into_connection()).await {
+                    tracing::info!(peer, %error, "a connection for metadata ends");
+                }
+            }
+            _ => self.serve(accepted.into_connection()).await,
         }
     }
 
@@ -437,6 +546,10 @@ impl Server {
         for request in requests.drain(..) {
             match request {
                 Request::Append(request) if request.appends.iter().any(|append| !self.knows(append.color())) => {
+                    self.run();
+                    for append in &request.appends {
+                        self.look_for(append.color()).await;
+                    }
                     self.append_known(conn, outbox, &request);
                 }
                 Request::Lookup { id, name, create, retention } => {
@@ -458,7 +571,8 @@ impl Server {
                 }
                 Request::Status { id } => {
                     self.run();
-                    self.answer(outbox, Answer::Status { id, status: Box::new(self.status()) });
+                    let status = Box::new(self.status().await);
+                    self.answer(outbox, Answer::Status { id, status });
                 }
                 Request::Read { id, color, .. }
                 | Request::ReadNext { id, color, .. }
@@ -468,8 +582,13 @@ impl Server {
                 | Request::Subscribe { id, color, .. }
                     if !self.knows(color) =>
                 {
-                    let why = Failure::NoSuchColor(format!("with id {color}"));
-                    self.answer(outbox, Answer::Failed { id, why });
+                    self.run();
+                    if self.look_for(color).await {
+                        self.engine.borrow_mut().request(conn, request);
+                    } else {
+                        let why = Failure::NoSuchColor(format!("with id {color}"));
+                        self.answer(outbox, Answer::Failed { id, why });
+                    }
                 }
                 request => self.engine.borrow_mut().request(conn, request),
             }
@@ -498,7 +617,37 @@ impl Server {
     }
 
     fn knows(&self, color: Color) -> bool {
-        (1..self.next_color.get()).contains(&color.0)
+        self.colors.borrow().contains(&color)
+    }
+
+    /// Whether there is such a color, as the metadata knows.
+    async fn look_for(&self, color: Color) -> bool {
+        if self.knows(color) {
+            return true;
+        }
+        match operations::color(&*self.metadata, color).await {
+            Ok(found) => {
+                if found.is_some() {
+                    self.colors.borrow_mut().insert(color);
+                }
+                found.is_some()
+            }
+            Err(error) => {
+                tracing::warn!(%color, %error, "it is not known whether there is such a color");
+                false
+            }
+        }
+    }
+
+    /// Where a new color goes: a shard is drawn for it, and its leaf counts, so that nothing of it goes further up.
+    fn place(&self, name: &ColorName) -> Result<Placement, operations::OperationError> {
+        // Any number that differs from color to color will do.
+        let draw = Color(name.as_str().bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        }));
+        let shards = self.tree.place(Position(0), 1, draw)?;
+        let owner = shards.first().and_then(|shard| self.tree.shard(*shard)).map_or(Position(0), |shard| shard.leaf);
+        Ok(Placement { owner, shards })
     }
 
     async fn lookup(
@@ -513,11 +662,12 @@ impl Server {
         let mut record = match found {
             Some(record) => record,
             None if !create => return Err(Failure::NoSuchColor(format!("named '{name}'"))),
-            None => operations::create_color(&*self.metadata, &color_name, &self.placement)
-                .await
-                .map_err(metadata_failure)?,
+            None => {
+                let placement = self.place(&color_name).map_err(metadata_failure)?;
+                operations::create_color(&*self.metadata, &color_name, &placement).await.map_err(metadata_failure)?
+            }
         };
-        self.next_color.set(self.next_color.get().max(record.color.0 + 1));
+        self.colors.borrow_mut().insert(record.color);
         if !retention.is_nothing() {
             record = self.set_retention(record.color, retention).await?;
         }
@@ -553,17 +703,21 @@ impl Server {
     }
 
     fn info(&self, record: ColorRecord) -> ColorInfo {
-        let shard = |shard: ShardId| ShardInfo {
-            shard,
-            view: self.view.clone(),
-            // Every member is on this node.
-            addresses: vec![String::new(); self.view.members.len()],
+        let address = |member: &ReplicaId| {
+            // In a cluster of one process every member is on this node.
+            self.tree.replica(*member).and_then(|record| record.addresses.first()).cloned().unwrap_or_default()
         };
-        let shards = record.shards.into_iter().map(shard).collect();
+        let shard = |shard: ShardId| {
+            let view = self.tree.shard(shard)?.view.clone();
+            Some(ShardInfo { shard, addresses: view.members.iter().map(address).collect(), view })
+        };
+        let shards = record.shards.into_iter().filter_map(shard).collect();
         ColorInfo { color: record.color, name: record.name.to_string(), shards, retention: record.retention }
     }
 
-    fn status(&self) -> Status {
+    async fn status(&self) -> Status {
+        // Where the metadata does not answer, the rest is worth knowing all the same.
+        let cluster = operations::cluster(&*self.metadata).await.ok().flatten();
         let engine = self.engine.borrow();
         Status {
             cluster: self.cluster,
@@ -571,7 +725,7 @@ impl Server {
             directory: self.directory.clone(),
             uptime_micros: self.now().0,
             connections: self.outboxes.borrow().len() as u64,
-            colors: self.next_color.get() - 1,
+            colors: cluster.map_or(0, |cluster| cluster.colors()),
             appends: engine.appends(),
             shards: engine.shards(),
         }

@@ -321,8 +321,6 @@ pub enum NodeMessage {
     },
     /// From a position to the one above it.
     Up {
-        /// The position below.
-        from: Position,
         /// The position above.
         to: Position,
         /// What is said.

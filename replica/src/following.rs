@@ -5,7 +5,7 @@ use std::sync::Arc;
 use flexlog_protocol::api::{Answer, AppendRefusal, Appended, Failure};
 use flexlog_protocol::entry::push_assign;
 use flexlog_protocol::peer::{ColorEnd, Of, PeerMessage, SealReport, Staged, ToLeaf, ToMember};
-use flexlog_protocol::{Assign, Body, Color, Entry, Incarnation, Lsn, SessionId, Time, Token};
+use flexlog_protocol::{Assign, Body, Color, Entry, Incarnation, Lsn, Position, SessionId, Time, Token};
 use uuid::Uuid;
 
 use crate::checkpoint;
@@ -102,6 +102,13 @@ impl Replica {
                 self.leaf = None;
                 self.persist(Persist::Fence(leaf), out);
             }
+        }
+    }
+
+    /// Whoever leads from there now may have sealed this member already, and what it was answered be lost.
+    pub(crate) fn on_leaf_replaced(&mut self, position: Position, out: &mut Vec<Output>) {
+        if let Some(leaf) = self.leaf.filter(|leaf| leaf.position == position && self.stopped.is_none()) {
+            self.report(leaf, out);
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use flexlog_protocol::api::{Answer, AppendRequest, Request};
 use flexlog_protocol::peer::{Of, PeerMessage, ToLeaf, ToMember};
-use flexlog_protocol::{Append, Color, Entry, Epoch, Incarnation, Lsn, Record, ReplicaId, SeqNum, Token, ViewNumber};
+use flexlog_protocol::{Append, Color, Entry, Epoch, Incarnation, Lsn, Position, Record, ReplicaId, SeqNum, Token, ViewNumber};
 
 /// A client's connection, as whoever runs the member names it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -36,6 +36,8 @@ pub enum Input {
     Disconnected(ConnId),
     /// The leaf speaks.
     Leaf(Of<ToMember>),
+    /// The process at this position is another one than before, or does not have all that was said to it.
+    LeafReplaced(Position),
     /// Another member speaks.
     Peer {
         /// The member.

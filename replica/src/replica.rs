@@ -188,6 +188,7 @@ impl Replica {
             Input::Append { from, request } => self.on_append(from, &request, out),
             Input::Disconnected(conn) => self.on_disconnected(conn),
             Input::Leaf(of) => self.on_leaf(now, of, out),
+            Input::LeafReplaced(position) => self.on_leaf_replaced(position, out),
             Input::Peer { from, message } => self.on_peer(from, message, out),
             Input::Durable { upto } => self.on_durable(upto, out),
             Input::StageRefused(token) => self.on_stage_refused(token, out),

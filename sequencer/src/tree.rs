@@ -58,6 +58,8 @@ pub enum Input {
     Parent(Between<FromParent>),
     /// The process at a position below is another one than before, or does not have all that was said to it.
     ChildReplaced(Position),
+    /// The process at the position above is another one than before, or does not have all that was said to it.
+    ParentReplaced,
 }
 
 /// What a position wants done, in this order.
@@ -206,8 +208,12 @@ impl Sequencer {
     pub fn start(&mut self, out: &mut Vec<Output>) {
         (0..self.children.len()).for_each(|child| self.seal(child, self.me, out));
         if !self.parent.is_root {
-            out.push(Output::Parent(Between { from: self.me, to: None, message: ToParent::Here }));
+            self.announce(out);
         }
+    }
+
+    fn announce(&self, out: &mut Vec<Output>) {
+        out.push(Output::Parent(Between { from: self.me, to: None, message: ToParent::Here }));
     }
 
     /// Takes one input. Adds to `out` what cannot wait for [`Sequencer::flush`].
@@ -232,6 +238,14 @@ impl Sequencer {
                 }
                 _ => self.ignored += 1,
             },
+            Input::ParentReplaced if !self.parent.is_root => {
+                // Its seal may have come already, and the answer to it be lost.
+                self.parent.incarnation = None;
+                self.parent.ready = false;
+                self.passing.clear();
+                self.announce(out);
+            }
+            Input::ParentReplaced => self.ignored += 1,
             Input::ChildReplaced(position) => {
                 if let Some(child) = self.places.get(&Child::Position(position)).copied() {
                     self.ask_again(child, out);

@@ -46,6 +46,9 @@ pub enum OperationError {
     /// Every epoch was given.
     #[error("position {0} cannot be claimed: all 4294967295 epochs of the cluster were given")]
     EpochsExhausted(Position),
+    /// Ids of colors have no room for the position.
+    #[error("position {0} cannot own colors: only those up to {max} can", max = Color::MAX_OWNER)]
+    Owner(Position),
     /// The cluster has as many colors as it can.
     #[error("the cluster has {0} colors, and can have {MAX_COLORS}")]
     TooManyColors(u64),
@@ -209,6 +212,14 @@ pub async fn find_color(
     }
 }
 
+/// The color of this id, or `None`.
+///
+/// # Errors
+/// Those of reading.
+pub async fn color(store: &(impl Metadata + ?Sized), color: Color) -> Result<Option<ColorRecord>, OperationError> {
+    Ok(find(store, &Key::Color(color)).await?.map(|(_, record)| record))
+}
+
 /// Colors in byte order of their names, those above `after` only, at most `limit`.
 ///
 /// # Errors
@@ -326,8 +337,10 @@ async fn create_some(
         }
         let mut transaction = Transaction::new().when(Key::Cluster, version);
         for name in new {
-            let color = cluster.next_color;
-            cluster.next_color = Color(color.0 + 1);
+            let serial = cluster.next_color.0;
+            let color = Color::new(placement.owner, placement.shards.len() > 1, serial);
+            let color = color.ok_or(OperationError::Owner(placement.owner))?;
+            cluster.next_color = Color(serial + 1);
             let record = ColorRecord {
                 color,
                 name: name.clone(),

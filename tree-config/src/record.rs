@@ -34,7 +34,7 @@ pub struct ClusterRecord {
     pub format: u32,
     /// The epoch that the next claim of any position is given.
     pub next_epoch: Epoch,
-    /// The id that the next color is given.
+    /// The serial ([`Color::serial`]) that the next color is given.
     pub next_color: Color,
     /// The id that the next replica is given.
     pub next_replica: ReplicaId,

@@ -188,7 +188,6 @@ fn up() -> impl Strategy<Value = ToParent> {
         (any::<u64>(), color(), 1..=u32::MAX).prop_map(|(batch, color, count)| ToParent::Order { batch, color, count }),
         (any::<u64>(), vec(color(), 0..5)).prop_map(|(round, colors)| ToParent::Tails { round, colors }),
         stables().prop_map(ToParent::Settle),
-        ranges().prop_map(ToParent::Filled),
     ]
 }
 
@@ -200,9 +199,7 @@ fn down() -> impl Strategy<Value = FromParent> {
         }),
         (any::<u64>(), vec((color(), number(), option::of(number())), 0..5))
             .prop_map(|(round, tails)| FromParent::Tails { round, tails }),
-        any::<u64>().prop_map(|batch| FromParent::EpochFull { batch }),
         stables().prop_map(FromParent::Stable),
-        ranges().prop_map(FromParent::Fill),
     ]
 }
 
@@ -391,7 +388,6 @@ fn values_out_of_their_bounds_are_refused_in_words() {
         (end(4), "later"),
         (nobody(order(1)), "which incarnation"),
         (up_from_here(order(0)), "asks for none"),
-        (up_from_here(ToParent::Filled(vec![(Color(1), Range { first: SeqNum::MIN, count: 0 })])), "range"),
     ] {
         let error = decoded(&encoded(std::slice::from_ref(&bad))).unwrap_err().to_string();
         assert!(error.contains(word), "{bad:?}: {error}");

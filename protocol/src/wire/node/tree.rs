@@ -23,7 +23,6 @@ pub(super) fn up_to(to: Position, message: &Between<ToParent>) -> proto::ToParen
             Kind::Tails(proto::AskTails { round: *round, colors: colors.iter().map(|color| color.0).collect() })
         }
         ToParent::Settle(list) => Kind::Settle(proto::Numbers { numbers: flat::stables_to(list) }),
-        ToParent::Filled(list) => Kind::Filled(proto::Numbers { numbers: flat::ranges_to(list) }),
     };
     proto::ToParent {
         to: to.0,
@@ -50,7 +49,6 @@ pub(super) fn up_from(message: proto::ToParent) -> Result<NodeMessage, WireError
             ToParent::Tails { round: ask.round, colors: flat::read(&ask.colors, 1, |item| item.color())? }
         }
         Kind::Settle(list) => ToParent::Settle(flat::stables_from(&list.numbers)?),
-        Kind::Filled(list) => ToParent::Filled(flat::ranges_from(&list.numbers)?),
     };
     let from = incarnation_from(message.from)?;
     let addressed = message.addressed.map(|to| incarnation_from(Some(to))).transpose()?;
@@ -77,9 +75,7 @@ pub(super) fn down_to(to: Position, message: &Between<FromParent>) -> proto::Fro
             };
             Kind::Tails(proto::ToldTails { round: *round, tails: tails.iter().flat_map(one).collect() })
         }
-        FromParent::EpochFull { batch } => Kind::EpochFull(*batch),
         FromParent::Stable(list) => Kind::Stable(proto::Numbers { numbers: flat::stables_to(list) }),
-        FromParent::Fill(list) => Kind::Fill(proto::Numbers { numbers: flat::ranges_to(list) }),
     };
     proto::FromParent {
         to: to.0,
@@ -110,9 +106,7 @@ pub(super) fn down_from(message: proto::FromParent) -> Result<NodeMessage, WireE
             })?;
             FromParent::Tails { round: told.round, tails }
         }
-        Kind::EpochFull(batch) => FromParent::EpochFull { batch },
         Kind::Stable(list) => FromParent::Stable(flat::stables_from(&list.numbers)?),
-        Kind::Fill(list) => FromParent::Fill(flat::ranges_from(&list.numbers)?),
     };
     let from = incarnation_from(message.from)?;
     let addressed = message.addressed.map(|to| incarnation_from(Some(to))).transpose()?;

@@ -1,0 +1,354 @@
+//! One process of a cluster of several: a position of the tree, or a replica, as the topology file describes it.
+//!
+//! The order at start: take the address; find the metadata, and the cluster in it, which the file makes where there is
+//! none; for a replica, open its store in the steps that keep its identity; then accept connections, and for a position
+//! claim it and seal what is below. Processes may be started in any order: each waits for those that it needs.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use flexlog_protocol::api::{Hello, Role};
+use flexlog_protocol::net::ConnectError;
+use flexlog_protocol::{ClusterId, ReplicaId, SeqNum, limits, wire};
+use flexlog_storage_pm::device::DeviceKind;
+use flexlog_tree_config::operations::{self, OperationError, Tree};
+use flexlog_tree_config::record::ClusterRecord;
+use flexlog_tree_config::topology::{self, MetadataPlace, Topology};
+use flexlog_tree_config::{CommitError, Embedded as EmbeddedMetadata, Metadata, ReadError, served};
+use tokio::sync::Notify;
+use tokio::task::{LocalSet, spawn_local};
+use uuid::Uuid;
+
+use crate::embedded::{SsdPlace, StartError};
+use crate::engine::{Engine, Place};
+use crate::links::{Dial, Links, Peer};
+use crate::retention::keeper::Keeper;
+use crate::server::{Parts, Seat, Server};
+use crate::stores::{Homes, Storing, open_members};
+use crate::transport::Transport;
+
+/// How long an answer of the process that keeps the metadata may take.
+const METADATA_PATIENCE: Duration = served::PATIENCE;
+/// How long to wait before the metadata is asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
+/// How often people are told that it still does not answer.
+const SAY_AGAIN: Duration = Duration::from_secs(5);
+
+/// What a process of a cluster is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum What {
+    /// The position of this name.
+    Sequencer(String),
+    /// A replica.
+    Replica(ReplicaId),
+}
+
+/// What there is to know of a process that serves.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ready {
+    /// Its name in the topology: of its folder, and its certificate.
+    pub name: String,
+    /// Where it listens.
+    pub address: Option<SocketAddr>,
+}
+
+/// How a process is to be started.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The cluster.
+    pub topology: Topology,
+    /// Which of its processes.
+    pub what: What,
+    /// The most numbers of a color in one epoch; lower than the largest possible only in tests.
+    pub numbers_per_epoch: u32,
+}
+
+impl Options {
+    /// A process of this cluster with every other choice left to us.
+    #[must_use]
+    pub fn new(topology: Topology, what: What) -> Self {
+        Self { topology, what, numbers_per_epoch: SeqNum::MAX_COUNT }
+    }
+}
+
+/// Runs a process until `stopped` is done. Calls `ready` once it serves: a position when everything below it has
+/// reported, a replica when it has recovered and accepts connections.
+///
+/// # Errors
+/// [`StartError`], before `ready` was called.
+pub async fn run(
+    options: Options,
+    ready: impl FnOnce(Ready),
+    stopped: impl Future<Output = ()>,
+) -> Result<(), StartError> {
+    LocalSet::new()
+        .run_until(async move {
+            let mut stopped = std::pin::pin!(stopped);
+            let server = tokio::select! {
+                started = start(&options) => started?,
+                () = &mut stopped => return Ok(()),
+            };
+            let (server, address) = server;
+            let serves = async {
+                server.lead().await?;
+                if matches!(options.what, What::Sequencer(_)) {
+                    let folder = PathBuf::from(server.directory());
+                    server.serves().await.map_err(|why| StartError::Shard { path: folder, why })?;
+                }
+                Ok::<_, StartError>(())
+            };
+            let served = tokio::select! {
+                served = serves => served,
+                () = &mut stopped => {
+                    server.stop().await;
+                    return Ok(());
+                }
+            };
+            if let Err(error) = served {
+                server.stop().await;
+                return Err(error);
+            }
+            ready(Ready { name: server.name().to_owned(), address });
+            stopped.await;
+            server.stop().await;
+            Ok(())
+        })
+        .await
+}
+
+/// The process's own lines in the topology.
+struct Own {
+    /// As its folder and certificate are called.
+    name: String,
+    address: String,
+    folder: PathBuf,
+}
+
+fn own(topology: &Topology, what: &What) -> Result<Own, StartError> {
+    let file = topology.file.display();
+    match what {
+        What::Sequencer(name) => {
+            let found = topology.sequencer(name).ok_or_else(|| {
+                let known: Vec<&str> = topology.sequencers().iter().map(|known| known.name.as_str()).collect();
+                StartError::Topology(format!("there is no sequencer '{name}' in {file}: it has {}", known.join(", ")))
+            })?;
+            let folder = topology.sequencer_folder(name);
+            Ok(Own { name: name.clone(), address: found.address.clone(), folder })
+        }
+        What::Replica(id) => {
+            let (_, found) = topology.replica(*id).ok_or_else(|| {
+                let known = topology.shards().iter().flat_map(|shard| &shard.replicas);
+                let known: Vec<String> = known.map(|known| known.id.to_string()).collect();
+                StartError::Topology(format!("there is no replica {id} in {file}: it has {}", known.join(", ")))
+            })?;
+            let folder = topology.replica_folder(*id);
+            Ok(Own { name: Topology::replica_name(*id), address: found.address.clone(), folder })
+        }
+    }
+}
+
+fn transport(topology: &Topology, name: &str) -> Result<Transport, StartError> {
+    match &topology.transport {
+        topology::Transport::Tcp => Ok(Transport::Tcp),
+        #[cfg(feature = "quic")]
+        topology::Transport::Quic { certificates } => {
+            Ok(Transport::Quic(flexlog_protocol::net::quic::Credentials::load(certificates, name)?))
+        }
+        #[cfg(not(feature = "quic"))]
+        topology::Transport::Quic { .. } => Err(StartError::Topology(format!(
+            "{} wants connections by QUIC for '{name}', and this program was built without: build it with the feature quic",
+            topology.file.display()
+        ))),
+    }
+}
+
+async fn start(options: &Options) -> Result<(Rc<Server>, Option<SocketAddr>), StartError> {
+    let Options { topology, what, numbers_per_epoch } = options;
+    let own = own(topology, what)?;
+    let transport = transport(topology, &own.name)?;
+    // The address is taken first: what is wrong with it shows before anything is read.
+    let listener = transport.listen(&own.address).await?;
+    let address = listener.local_addr();
+    std::fs::create_dir_all(&own.folder)
+        .map_err(|source| StartError::Folder { path: own.folder.clone(), source })?;
+
+    let (metadata, kept) = metadata(topology, what, &own, &transport).await?;
+    let cluster = join(&*metadata, topology).await?;
+    let tree = operations::tree(&*metadata).await?;
+    let fenced = Arc::new(Notify::new());
+    let (mut engine, seat) = match what {
+        What::Sequencer(name) => {
+            let place = place(&tree, name, *numbers_per_epoch)?;
+            let seat = Seat { position: place.position, address: own.address.clone() };
+            (Engine::new(Vec::new(), Some(place)), Some(seat))
+        }
+        What::Replica(id) => {
+            let members = open(topology, *id, &own, &*metadata, cluster.id, &tree, &fenced).await?;
+            (Engine::new(members, None), None)
+        }
+    };
+    // One member of a shard trims for all.
+    let trims = matches!(what, What::Replica(id) if tree.shards.iter().any(|shard| shard.view.members.first() == Some(id)));
+    let bounds = if trims { operations::retentions(&*metadata).await? } else { Vec::new() };
+    let keeper = Keeper::open(&own.folder.join("retention.json"), cluster.id, bounds, &mut engine)?;
+    let linger = match what {
+        What::Sequencer(name) => topology.sequencer(name).map_or(0, |sequencer| sequencer.linger_micros),
+        What::Replica(_) => 0,
+    };
+    let links = links(&tree, what, &transport, cluster.id);
+    let server = Server::start(Parts {
+        engine,
+        metadata,
+        kept,
+        cluster: cluster.id,
+        name: own.name,
+        directory: own.folder.display().to_string(),
+        seat,
+        tree,
+        links: Some(links),
+        linger: Duration::from_micros(linger),
+        keeper,
+        fenced,
+    });
+    spawn_local(Rc::clone(&server).listen(listener));
+    Ok((server, address))
+}
+
+/// The metadata, and how this process serves it to the others if it is the one that keeps it.
+async fn metadata(
+    topology: &Topology,
+    what: &What,
+    own: &Own,
+    transport: &Transport,
+) -> Result<(Arc<dyn Metadata>, Option<served::Server>), StartError> {
+    match &topology.metadata {
+        MetadataPlace::Embedded => {
+            let root = topology.root();
+            if *what == What::Sequencer(root.name.clone()) {
+                let store: Arc<dyn Metadata> = Arc::new(EmbeddedMetadata::open(own.folder.join("metadata"))?);
+                return Ok((Arc::clone(&store), Some(served::Server::new(store))));
+            }
+            let dial = Keeps { transport: transport.clone(), address: root.address.clone() };
+            Ok((Arc::new(served::Remote::new(dial, METADATA_PATIENCE)), None))
+        }
+        #[cfg(feature = "etcd")]
+        MetadataPlace::Etcd { endpoints, prefix } => {
+            Ok((Arc::new(crate::process::etcd::connect(endpoints, prefix).await?), None))
+        }
+        #[cfg(not(feature = "etcd"))]
+        MetadataPlace::Etcd { .. } => Err(StartError::Topology(format!(
+            "{} keeps its metadata in etcd, and this program was built without: build it with the feature etcd",
+            topology.file.display()
+        ))),
+    }
+}
+
+/// The process that keeps the metadata.
+struct Keeps {
+    transport: Transport,
+    address: String,
+}
+
+#[async_trait]
+impl served::Dial for Keeps {
+    async fn dial(&self) -> Result<served::AskingConnection, ConnectError> {
+        let hello = Hello { version: wire::VERSION, cluster: ClusterId::default(), role: Role::Metadata };
+        self.transport.dial(&self.address, &hello).await
+    }
+
+    fn address(&self) -> String {
+        self.address.clone()
+    }
+}
+
+/// The cluster of the topology, made where there is none. Waits for the metadata.
+async fn join(metadata: &dyn Metadata, topology: &Topology) -> Result<ClusterRecord, StartError> {
+    let mut said: Option<Instant> = None;
+    loop {
+        let error = match operations::adopt(metadata, ClusterId(Uuid::new_v4()), topology).await {
+            Ok(cluster) => return Ok(cluster),
+            Err(
+                error @ (OperationError::BeingCreated
+                | OperationError::Read(ReadError::Unavailable { .. })
+                | OperationError::Commit(CommitError::Unknown { .. } | CommitError::Refused { .. })),
+            ) => error,
+            Err(error) => return Err(error.into()),
+        };
+        if said.is_none_or(|said| said.elapsed() >= SAY_AGAIN) {
+            said = Some(Instant::now());
+            tracing::warn!(%error, "waiting for the metadata");
+        }
+        tokio::time::sleep(ASK_AGAIN).await;
+    }
+}
+
+/// What a sequencer holds.
+fn place(tree: &Tree, name: &str, numbers_per_epoch: u32) -> Result<Place, StartError> {
+    let record = tree.position_named(name);
+    // The file was found to agree with the metadata.
+    let record = record.ok_or_else(|| StartError::Topology(format!("the metadata has no sequencer '{name}'")))?;
+    let below = tree.positions.iter().filter(|other| other.parent == Some(record.position));
+    let shards = tree.shards.iter().filter(|shard| shard.leaf == record.position);
+    Ok(Place {
+        position: record.position,
+        parent: record.parent,
+        children: below.map(|other| other.position).collect(),
+        shards: shards.map(|shard| (shard.shard, shard.view.clone())).collect(),
+        numbers_per_epoch,
+    })
+}
+
+async fn open(
+    topology: &Topology,
+    id: ReplicaId,
+    own: &Own,
+    metadata: &dyn Metadata,
+    cluster: ClusterId,
+    tree: &Tree,
+    fenced: &Arc<Notify>,
+) -> Result<Vec<crate::engine::Member>, StartError> {
+    let lacks = || StartError::Topology(format!("the metadata has no replica {id}"));
+    let shard = tree.replica(id).and_then(|record| tree.shard(record.shard)).ok_or_else(lacks)?;
+    let wanted = &topology.storage;
+    let defaults = flexlog_storage_pm::Options::default();
+    let storing = Storing {
+        area_limit: wanted.area_limit.unwrap_or(limits::AREA_LIMIT_BYTES),
+        segment_bytes: wanted.segment.unwrap_or(limits::SEGMENT_BYTES),
+        device: wanted.device.map(|device| match device {
+            topology::Device::Mmap => DeviceKind::Mmap,
+            topology::Device::File => DeviceKind::File,
+            topology::Device::Pmem2 => DeviceKind::Pmem2,
+        }),
+        ssd: if wanted.ssd.unwrap_or(true) { SsdPlace::Beside } else { SsdPlace::Nowhere },
+        high_mark: wanted.high_mark.unwrap_or(defaults.high_mark),
+        cache_bytes: wanted.cache.unwrap_or(limits::CACHE_BYTES),
+    };
+    let members = shard.view.members.len();
+    let homes = Homes { cluster, shard: shard.shard, members, here: vec![(id, own.folder.clone())] };
+    open_members(&storing, metadata, homes, fenced).await
+}
+
+/// Links to everyone else of the cluster.
+fn links(tree: &Tree, what: &What, transport: &Transport, cluster: ClusterId) -> Links {
+    let here = match what {
+        What::Sequencer(name) => tree.position_named(name).map(|record| Peer::Position(record.position)),
+        What::Replica(id) => Some(Peer::Replica(*id)),
+    };
+    let positions = tree.positions.iter().map(|record| (Peer::Position(record.position), record.address.clone()));
+    let replicas = tree.replicas.iter().filter_map(|record| {
+        record.addresses.first().map(|address| (Peer::Replica(record.replica), address.clone()))
+    });
+    let transport = transport.clone();
+    let dial: Dial = Box::new(move |address| {
+        let transport = transport.clone();
+        Box::pin(async move {
+            let hello = Hello { version: wire::VERSION, cluster, role: Role::Node };
+            transport.dial(&address, &hello).await
+        })
+    });
+    Links::new(Uuid::new_v4(), here, positions.chain(replicas), dial)
+}
