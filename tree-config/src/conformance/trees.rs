@@ -47,14 +47,14 @@ pub async fn large_trees(fixture: &mut dyn Fixture) {
         .put(Key::Position(Position(7)), position(7, Some(0)))
         .put(Key::Position(Position(300)), position(300, Some(0)));
     store.commit(left).await.unwrap();
-    let created = join((1..=3).map(|n| operations::create_cluster(store, id(n), &file.layout()))).await;
+    let layout = file.layout();
+    let created = join((1..=3).map(|n| operations::create_cluster(store, id(n), &layout))).await;
     assert_eq!(created.iter().filter(|result| result.is_ok()).count(), 1, "{created:?}");
     let lost = [CommitError::Conflict { key: Key::Cluster }.into(), OperationError::BeingCreated];
     let losers = created.iter().filter_map(|result| result.as_ref().err());
     assert!(losers.clone().count() == 2 && losers.clone().all(|error| lost.contains(error)), "{created:?}");
     fixture.reopen().await;
     let store = fixture.store();
-    let layout = file.layout();
     let written = Tree { positions: layout.positions, shards: layout.shards, replicas: layout.replicas };
     assert_eq!(operations::tree(store).await.unwrap(), written);
     let cluster = operations::cluster(store).await.unwrap().unwrap();
