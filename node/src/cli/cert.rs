@@ -259,13 +259,15 @@ fn as_json(certificate: &Certificate, file: &str, fault: Option<String>) -> serd
 
 /// What all certificates have: a name and a time.
 fn params(name: &str, days: i64) -> CertificateParams {
-    let mut params = CertificateParams::default();
-    params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, name);
     let now = OffsetDateTime::now_utc();
-    params.not_before = now - BEFORE;
-    params.not_after = now + Duration::days(days);
-    params
+    let mut distinguished_name = DistinguishedName::new();
+    distinguished_name.push(DnType::CommonName, name);
+    CertificateParams {
+        distinguished_name,
+        not_before: now - BEFORE,
+        not_after: now + Duration::days(days),
+        ..CertificateParams::default()
+    }
 }
 
 fn names(hosts: &[String]) -> Result<Vec<rcgen::SanType>, Stop> {

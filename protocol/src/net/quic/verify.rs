@@ -260,7 +260,6 @@ fn printable_words(text: &str) -> String {
 // TLS alerts, RFC 8446 section 6.
 const HANDSHAKE_FAILURE: u8 = 40;
 const BAD_CERTIFICATE: u8 = 42;
-const UNKNOWN_CA: u8 = 48;
 const ACCESS_DENIED: u8 = 49;
 const CERTIFICATE_REQUIRED: u8 = 116;
 const NO_APPLICATION_PROTOCOL: u8 = 120;
@@ -289,7 +288,6 @@ pub(super) fn refusal(error: &ConnectionError, own: &Certificate, trust: &Trust)
                     "a certificate is required, and none was shown (`flexlog cert issue NAME` makes one)".to_owned()
                 }
                 NO_APPLICATION_PROTOCOL => "it speaks QUIC, but not FlexLog's protocol: check the address".to_owned(),
-                UNKNOWN_CA => "the certificate is of a CA that it does not know".to_owned(),
                 HANDSHAKE_FAILURE | BAD_CERTIFICATE..=ACCESS_DENIED => {
                     format!("the certificate is not accepted (TLS alert {alert}) {}", printable(&reason))
                 }
