@@ -176,11 +176,3 @@ pub(super) fn stables_to(list: &[(Color, SeqNum)]) -> Vec<u64> {
 pub(super) fn stables_from(numbers: &[u64]) -> Result<Vec<(Color, SeqNum)>, WireError> {
     read(numbers, 2, |item| Ok((item.color()?, item.number()?)))
 }
-
-pub(super) fn ranges_to(list: &[(Color, Range)]) -> Vec<u64> {
-    list.iter().flat_map(|(color, range)| [color.0, range.first.to_raw(), u64::from(range.count)]).collect()
-}
-
-pub(super) fn ranges_from(numbers: &[u64]) -> Result<Vec<(Color, Range)>, WireError> {
-    read(numbers, 3, |item| Ok((item.color()?, item.range()?)))
-}

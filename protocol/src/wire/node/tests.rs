@@ -134,10 +134,6 @@ fn stables() -> impl Strategy<Value = Vec<(Color, SeqNum)>> {
     vec((color(), number()), 0..5)
 }
 
-fn ranges() -> impl Strategy<Value = Vec<(Color, Range)>> {
-    vec((color(), range()), 0..5)
-}
-
 fn to_member() -> impl Strategy<Value = ToMember> {
     prop_oneof![
         Just(ToMember::Seal),
