@@ -10,7 +10,7 @@ const CORES: &[(&str, &[&str])] = &[
     ("replica/src", &[]),
     ("client/src/core", &[]),
     ("protocol/src", &["protocol/src/net"]),
-    ("tree-config/src", &["tree-config/src/embedded", "tree-config/src/etcd"]),
+    ("tree-config/src", &["tree-config/src/embedded", "tree-config/src/etcd", "tree-config/src/served"]),
 ];
 
 /// Paths that begin with these are not for cores.

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! `sequencer`, `replica`, `client` and `storage-pm` never import one another. A runtime (tokio) belongs to those who own
-//! sockets or threads; protocol and tree-config have it behind one feature. Only `bench` knows baselines. Development
+//! sockets or threads; protocol and tree-config have it behind features. Only `bench` knows baselines. Development
 //! dependencies keep the same rules, with one exception: protocol's and tree-config's own tests may run on a runtime.
 
 use std::path::Path;
@@ -31,8 +31,8 @@ struct Rule {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Runtime {
     Never,
-    /// Only behind this feature, and in its tests.
-    Feature(&'static str),
+    /// Only behind these features, and in its tests.
+    Features(&'static [&'static str]),
     Yes,
 }
 
@@ -51,8 +51,8 @@ const ALL: &[&str] = &[
 
 #[rustfmt::skip]
 const RULES: &[Rule] = &[
-    Rule { member: "protocol", package: PROTOCOL, may_use: &[], runtime: Runtime::Feature("net") },
-    Rule { member: "tree-config", package: TREE_CONFIG, may_use: &[PROTOCOL], runtime: Runtime::Feature("embedded") },
+    Rule { member: "protocol", package: PROTOCOL, may_use: &[], runtime: Runtime::Features(&["net"]) },
+    Rule { member: "tree-config", package: TREE_CONFIG, may_use: &[PROTOCOL], runtime: Runtime::Features(&["embedded", "served", "etcd"]) },
     Rule { member: "storage-pm", package: "flexlog-storage-pm", may_use: &[PROTOCOL], runtime: Runtime::Never },
     Rule { member: "sequencer", package: "flexlog-sequencer", may_use: &[PROTOCOL, TREE_CONFIG], runtime: Runtime::Never },
     Rule { member: "replica", package: "flexlog-replica", may_use: &[PROTOCOL, TREE_CONFIG], runtime: Runtime::Never },
@@ -64,12 +64,13 @@ const RULES: &[Rule] = &[
 ];
 
 /// Crates whose protocol code takes the passage of time, chance and the network as input only: `net` of protocol is not
-/// theirs to turn on.
+/// theirs to turn on; tree-config's feature `served`, a backend beside its pure part, passes the wish on.
 const WITHOUT_NET: &[&str] = &["protocol", "tree-config", "storage-pm", "sequencer", "replica", "sim"];
 /// Of those, the ones that have no business with chance either.
 const WITHOUT_CHANCE: &[&str] = &["sequencer", "replica"];
 /// What runs futures or owns sockets; and everything whose name begins so.
-const RUNTIMES: &[&str] = &["tokio", "async-std", "async-io", "smol", "mio", "quinn", "socket2", "hyper", "tonic"];
+const RUNTIMES: &[&str] =
+    &["tokio", "async-std", "async-io", "smol", "mio", "quinn", "socket2", "hyper", "tonic", "etcd-client"];
 /// Where chance comes from.
 const CHANCE: &[&str] = &["rand", "rand_core", "fastrand", "getrandom", "oorandom"];
 /// What others keep records with: for comparison alone.
@@ -162,13 +163,14 @@ fn check_member(rule: &Rule, file: &str, manifest: &Table, shared: &Table, findi
         if is_one_of(package, RUNTIMES) {
             match rule.runtime {
                 Runtime::Yes => {}
-                Runtime::Feature(_) if of_tests => {}
-                Runtime::Feature(feature) => {
+                Runtime::Features(_) if of_tests => {}
+                Runtime::Features(allowed) => {
+                    let those = allowed.join("' or '");
                     if !*optional {
-                        wrong(format!("[{section}] '{package}' must be optional, behind the feature '{feature}'"));
+                        wrong(format!("[{section}] '{package}' must be optional, behind the feature '{those}'"));
                     }
-                    for other in features_with(manifest, name).filter(|other| other != feature) {
-                        wrong(format!("the feature '{other}' turns on '{package}': only '{feature}' may"));
+                    for other in features_with(manifest, name).filter(|other| !allowed.contains(&other.as_str())) {
+                        wrong(format!("the feature '{other}' turns on '{package}': only '{those}' may"));
                     }
                 }
                 Runtime::Never => wrong(format!("[{section}] '{}' must not use '{package}'", rule.package)),
