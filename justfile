@@ -23,6 +23,16 @@ lint-pmem2:
 test-pmem2:
     cargo test -p flexlog-storage-pm --features pmem2 --lib --test devices
 
+# The same three for the metadata of clusters of several processes: apt-get install protobuf-compiler etcd-server
+lint-etcd:
+    cargo clippy -p flexlog-tree-config --all-targets --features etcd,served -- -D warnings
+
+docs-etcd:
+    RUSTDOCFLAGS="-D warnings" cargo doc -p flexlog-tree-config --no-deps --features etcd,served
+
+test-etcd:
+    cargo test -p flexlog-tree-config --features etcd,served
+
 build:
     cargo build --release
 

@@ -10,7 +10,10 @@ const CORES: &[(&str, &[&str])] = &[
     ("replica/src", &[]),
     ("client/src/core", &[]),
     ("protocol/src", &["protocol/src/net"]),
-    ("tree-config/src", &["tree-config/src/embedded", "tree-config/src/etcd", "tree-config/src/topology/load"]),
+    (
+        "tree-config/src",
+        &["tree-config/src/embedded", "tree-config/src/etcd", "tree-config/src/served", "tree-config/src/topology/load"],
+    ),
 ];
 
 /// Paths that begin with these are not for cores.

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! `sequencer`, `replica`, `client` and `storage-pm` never import one another. A runtime (tokio) belongs to those who own
-//! sockets or threads; protocol and tree-config have it behind one feature. Only `bench` knows baselines. Development
+//! sockets or threads; protocol and tree-config have it behind features. Only `bench` knows baselines. Development
 //! dependencies keep the same rules, with one exception: protocol's and tree-config's own tests may run on a runtime.
 
 use std::path::Path;
@@ -52,7 +52,7 @@ const ALL: &[&str] = &[
 #[rustfmt::skip]
 const RULES: &[Rule] = &[
     Rule { member: "protocol", package: PROTOCOL, may_use: &[], runtime: Runtime::Features(&["net", "quic"]) },
-    Rule { member: "tree-config", package: TREE_CONFIG, may_use: &[PROTOCOL], runtime: Runtime::Features(&["embedded"]) },
+    Rule { member: "tree-config", package: TREE_CONFIG, may_use: &[PROTOCOL], runtime: Runtime::Features(&["embedded", "served", "etcd"]) },
     Rule { member: "storage-pm", package: "flexlog-storage-pm", may_use: &[PROTOCOL], runtime: Runtime::Never },
     Rule { member: "sequencer", package: "flexlog-sequencer", may_use: &[PROTOCOL, TREE_CONFIG], runtime: Runtime::Never },
     Rule { member: "replica", package: "flexlog-replica", may_use: &[PROTOCOL, TREE_CONFIG], runtime: Runtime::Never },
@@ -64,14 +64,16 @@ const RULES: &[Rule] = &[
 ];
 
 /// Crates whose protocol code takes the passage of time, chance and the network as input only: the features of protocol
-/// that bring the network in are not theirs to turn on.
+/// that bring the network in are not theirs to turn on; tree-config's feature `served`, a backend beside its pure part,
+/// passes the wish on.
 const WITHOUT_NET: &[&str] = &["protocol", "tree-config", "storage-pm", "sequencer", "replica", "sim"];
 /// Of those, the ones that have no business with chance either.
 const WITHOUT_CHANCE: &[&str] = &["sequencer", "replica"];
 /// The features of protocol that bring the network in.
 const NETWORK: &[&str] = &["net", "quic"];
 /// What runs futures or owns sockets; and everything whose name begins so.
-const RUNTIMES: &[&str] = &["tokio", "async-std", "async-io", "smol", "mio", "quinn", "socket2", "hyper", "tonic"];
+const RUNTIMES: &[&str] =
+    &["tokio", "async-std", "async-io", "smol", "mio", "quinn", "socket2", "hyper", "tonic", "etcd-client"];
 /// Where chance comes from.
 const CHANCE: &[&str] = &["rand", "rand_core", "fastrand", "getrandom", "oorandom"];
 /// What others keep records with: for comparison alone.

@@ -2,15 +2,19 @@
 
 use std::collections::BTreeSet;
 
+use serde::{Deserialize, Serialize};
+
 use crate::key::{Key, Value};
 use crate::metadata::Revision;
 use crate::record::RecordError;
 
-/// The most conditions of a transaction, and the most changes. (etcd's own limit, as it comes.)
-pub const MAX_OPERATIONS: usize = 128;
+/// The most conditions of a transaction, and the most changes: etcd's own limit, as it comes, less the one that a backend
+/// adds.
+pub const MAX_OPERATIONS: usize = 127;
 
 /// Conditions and changes; made only if every condition holds, and then all at once.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Transaction {
     /// Each key must be at this version, or absent where there is none. No key twice.
     pub conditions: Vec<(Key, Option<Revision>)>,
@@ -134,11 +138,11 @@ mod tests {
     fn size_is_bounded_on_both_sides() {
         assert_eq!(Transaction::new().when_absent(name(0)).check(), Err(TransactionError::Empty));
         let puts = |n| (0..n).fold(Transaction::new(), |t, i| t.put(name(i), Color(1)));
-        assert_eq!(puts(128).check(), Ok(()));
-        assert_eq!(puts(129).check(), Err(TransactionError::TooLarge { conditions: 0, changes: 129 }));
+        assert_eq!(puts(127).check(), Ok(()));
+        assert_eq!(puts(128).check(), Err(TransactionError::TooLarge { conditions: 0, changes: 128 }));
         let whens = |n| (0..n).fold(puts(1), |t, i| t.when_absent(name(i)));
-        assert_eq!(whens(128).check(), Ok(()));
-        assert_eq!(whens(129).check(), Err(TransactionError::TooLarge { conditions: 129, changes: 1 }));
+        assert_eq!(whens(127).check(), Ok(()));
+        assert_eq!(whens(128).check(), Err(TransactionError::TooLarge { conditions: 128, changes: 1 }));
     }
 
     #[test]
