@@ -12,7 +12,12 @@ const CORES: &[(&str, &[&str])] = &[
     ("protocol/src", &["protocol/src/net"]),
     (
         "tree-config/src",
-        &["tree-config/src/embedded", "tree-config/src/etcd", "tree-config/src/served", "tree-config/src/topology/load"],
+        &[
+            "tree-config/src/embedded",
+            "tree-config/src/etcd",
+            "tree-config/src/served",
+            "tree-config/src/topology/load",
+        ],
     ),
 ];
 

@@ -6,10 +6,12 @@ mod amount;
 mod append;
 #[cfg(feature = "quic")]
 mod cert;
+mod cluster;
 mod color;
 mod config;
 mod inspect;
 mod output;
+mod process;
 mod read;
 mod status;
 mod up;
@@ -78,6 +80,13 @@ enum Command {
     Inspect(inspect::InspectArgs),
     /// Check every byte in the folder of a replica or a cluster that does not run. Changes nothing.
     Verify(verify::VerifyArgs),
+    /// Run a position of the tree of a cluster, as its file describes it.
+    Sequencer(process::SequencerArgs),
+    /// Run a replica of a cluster, as its file describes it.
+    Replica(process::ReplicaArgs),
+    /// Run a whole cluster as processes on this machine, for trying things.
+    #[command(subcommand)]
+    Cluster(cluster::ClusterCommand),
     /// Look at the file that describes a cluster.
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -139,6 +148,9 @@ pub fn main_with(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
             Command::Status(args) => status::run(args).await,
             Command::Inspect(args) => inspect::run(&args),
             Command::Verify(args) => verify::run(&args),
+            Command::Sequencer(args) => process::run_sequencer(args).await,
+            Command::Replica(args) => process::run_replica(args).await,
+            Command::Cluster(command) => cluster::run(command).await,
             Command::Config(command) => config::run(&command),
             #[cfg(feature = "quic")]
             Command::Cert(command) => cert::run(command),

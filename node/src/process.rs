@@ -173,8 +173,7 @@ async fn start(options: &Options) -> Result<(Rc<Server>, Option<SocketAddr>), St
     // The address is taken first: what is wrong with it shows before anything is read.
     let listener = transport.listen(&own.address).await?;
     let address = listener.local_addr();
-    std::fs::create_dir_all(&own.folder)
-        .map_err(|source| StartError::Folder { path: own.folder.clone(), source })?;
+    std::fs::create_dir_all(&own.folder).map_err(|source| StartError::Folder { path: own.folder.clone(), source })?;
 
     let (metadata, kept) = metadata(topology, what, &own, &transport).await?;
     let cluster = join(&*metadata, topology).await?;
@@ -192,7 +191,8 @@ async fn start(options: &Options) -> Result<(Rc<Server>, Option<SocketAddr>), St
         }
     };
     // One member of a shard trims for all.
-    let trims = matches!(what, What::Replica(id) if tree.shards.iter().any(|shard| shard.view.members.first() == Some(id)));
+    let trims =
+        matches!(what, What::Replica(id) if tree.shards.iter().any(|shard| shard.view.members.first() == Some(id)));
     let bounds = if trims { operations::retentions(&*metadata).await? } else { Vec::new() };
     let keeper = Keeper::open(&own.folder.join("retention.json"), cluster.id, bounds, &mut engine)?;
     let linger = match what {
@@ -339,9 +339,10 @@ fn links(tree: &Tree, what: &What, transport: &Transport, cluster: ClusterId) ->
         What::Replica(id) => Some(Peer::Replica(*id)),
     };
     let positions = tree.positions.iter().map(|record| (Peer::Position(record.position), record.address.clone()));
-    let replicas = tree.replicas.iter().filter_map(|record| {
-        record.addresses.first().map(|address| (Peer::Replica(record.replica), address.clone()))
-    });
+    let replicas = tree
+        .replicas
+        .iter()
+        .filter_map(|record| record.addresses.first().map(|address| (Peer::Replica(record.replica), address.clone())));
     let transport = transport.clone();
     let dial: Dial = Box::new(move |address| {
         let transport = transport.clone();

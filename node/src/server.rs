@@ -642,9 +642,10 @@ impl Server {
     /// Where a new color goes: a shard is drawn for it, and its leaf counts, so that nothing of it goes further up.
     fn place(&self, name: &ColorName) -> Result<Placement, operations::OperationError> {
         // Any number that differs from color to color will do.
-        let draw = Color(name.as_str().bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        }));
+        let draw =
+            Color(name.as_str().bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+            }));
         let shards = self.tree.place(Position(0), 1, draw)?;
         let owner = shards.first().and_then(|shard| self.tree.shard(*shard)).map_or(Position(0), |shard| shard.leaf);
         Ok(Placement { owner, shards })

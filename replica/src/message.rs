@@ -5,7 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use flexlog_protocol::api::{Answer, AppendRequest, Request};
 use flexlog_protocol::peer::{Of, PeerMessage, ToLeaf, ToMember};
-use flexlog_protocol::{Append, Color, Entry, Epoch, Incarnation, Lsn, Position, Record, ReplicaId, SeqNum, Token, ViewNumber};
+use flexlog_protocol::{
+    Append, Color, Entry, Epoch, Incarnation, Lsn, Position, Record, ReplicaId, SeqNum, Token, ViewNumber,
+};
 
 /// A client's connection, as whoever runs the member names it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

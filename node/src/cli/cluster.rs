@@ -1,0 +1,183 @@
+//! `flexlog cluster up`: every process of a cluster on this machine, started, watched, and stopped together.
+//!
+//! It is for trying things: a process that ends is not started again, so that whoever kills one sees what the others do.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use flexlog_tree_config::topology::{Topology, Transport};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::Stop;
+use super::process::stopped;
+
+/// How long processes may take to stop before they are killed.
+const STOPPING: Duration = Duration::from_secs(15);
+
+/// What is done with a whole cluster.
+#[derive(Subcommand)]
+pub(crate) enum ClusterCommand {
+    /// Run every process of the cluster on this machine until this command is stopped.
+    Up(UpArgs),
+}
+
+/// Arguments of `flexlog cluster up`.
+#[derive(Args)]
+pub(crate) struct UpArgs {
+    /// The file that describes the cluster.
+    file: PathBuf,
+    /// As the option of `flexlog sequencer`.
+    #[arg(long, value_name = "N", hide = true)]
+    numbers_per_epoch: Option<u32>,
+}
+
+pub(crate) async fn run(command: ClusterCommand) -> Result<(), Stop> {
+    match command {
+        ClusterCommand::Up(args) => up(args).await,
+    }
+}
+
+/// What a process says.
+enum Said {
+    Ready(String),
+    Line(String, String),
+    Ended(String),
+}
+
+async fn up(args: UpArgs) -> Result<(), Stop> {
+    let topology = Topology::load(&args.file)?;
+    let stopped = stopped()?;
+    let (say, mut heard) = mpsc::channel(256);
+    let mut processes = Vec::new();
+    let replicas = topology.shards().iter().flat_map(|shard| &shard.replicas);
+    let replicas = replicas.map(|replica| (Topology::replica_name(replica.id), "replica", replica.id.to_string()));
+    let sequencers = topology.sequencers().iter().map(|s| (s.name.clone(), "sequencer", s.name.clone()));
+    for (name, command, which) in sequencers.chain(replicas) {
+        match start(&args, &name, command, &which, &say) {
+            Ok(child) => processes.push((name, child)),
+            Err(error) => {
+                stop(processes).await;
+                return Err(error.into());
+            }
+        }
+    }
+    let mut awaited: Vec<String> = processes.iter().map(|(name, _)| name.clone()).collect();
+    let mut stopped = std::pin::pin!(stopped);
+    let outcome = loop {
+        let said = tokio::select! {
+            said = heard.recv() => said,
+            () = &mut stopped => break Ok(()),
+        };
+        match said {
+            Some(Said::Ready(name)) => {
+                let before = awaited.len();
+                awaited.retain(|other| *other != name);
+                if awaited.is_empty() && before > 0 {
+                    announce(&topology, &args.file);
+                }
+            }
+            Some(Said::Line(name, line)) => tell(&format!("{name}: {line}")),
+            Some(Said::Ended(name)) => {
+                tell(&format!("{name}: ended"));
+                if awaited.contains(&name) {
+                    break Err(Stop::Failed(format!("{name} ended before it served: its words are above")));
+                }
+                // One more would be the last to be told of.
+                if processes.iter_mut().all(|(_, child)| !matches!(child.try_wait(), Ok(None))) {
+                    break Err(Stop::Failed("every process has ended".to_owned()));
+                }
+            }
+            None => break Ok(()),
+        }
+    };
+    stop(processes).await;
+    outcome
+}
+
+fn start(args: &UpArgs, name: &str, command: &str, which: &str, say: &mpsc::Sender<Said>) -> std::io::Result<Child> {
+    let mut line = Command::new(std::env::current_exe()?);
+    line.arg(command).arg(which).arg("--config").arg(&args.file);
+    if let Some(numbers) = args.numbers_per_epoch {
+        line.arg("--numbers-per-epoch").arg(numbers.to_string());
+    }
+    line.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    // What a terminal sends to all of its programs is for this one, which stops the others in order.
+    line.process_group(0);
+    let mut child = line.spawn()?;
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    if let Some(out) = out {
+        let (name, say) = (name.to_owned(), say.clone());
+        tokio::spawn(async move {
+            let mut lines = BufReader::new(out).lines();
+            while let Ok(Some(line)) = lines.next_line().await {
+                let said =
+                    if line.starts_with("ready ") { Said::Ready(name.clone()) } else { Said::Line(name.clone(), line) };
+                // Whoever hears it may have stopped.
+                let _ = say.send(said).await;
+            }
+            let _ = say.send(Said::Ended(name)).await;
+        });
+    }
+    if let Some(err) = err {
+        let (name, say) = (name.to_owned(), say.clone());
+        tokio::spawn(async move {
+            let mut lines = BufReader::new(err).lines();
+            while let Ok(Some(line)) = lines.next_line().await {
+                let _ = say.send(Said::Line(name.clone(), line)).await;
+            }
+        });
+    }
+    Ok(child)
+}
+
+/// Asks all processes to end, replicas and sequencers at once, and kills those that do not.
+async fn stop(processes: Vec<(String, Child)>) {
+    let mut waiting = Vec::new();
+    for (name, child) in processes {
+        if let Some(id) = child.id().and_then(|id| rustix::process::Pid::from_raw(id.cast_signed())) {
+            // It may have ended by itself.
+            let _ = rustix::process::kill_process(id, rustix::process::Signal::TERM);
+        }
+        waiting.push((name, child));
+    }
+    for (name, mut child) in waiting {
+        if timeout(STOPPING, child.wait()).await.is_err() {
+            tell(&format!("{name} did not stop in {} s and is killed", STOPPING.as_secs()));
+            let _ = child.kill().await;
+        }
+    }
+}
+
+fn tell(line: &str) {
+    let mut err = std::io::stderr().lock();
+    // Whether anybody reads it does not matter to the cluster.
+    let _ = writeln!(err, "{line}");
+}
+
+fn announce(topology: &Topology, file: &Path) {
+    let Some(replica) = topology.shards().iter().flat_map(|shard| &shard.replicas).next() else { return };
+    let address = &replica.address;
+    let certificates = match &topology.transport {
+        Transport::Tcp => String::new(),
+        Transport::Quic { certificates } => format!(" --certs {}", certificates.display()),
+    };
+    let text = format!(
+        "ready: {} sequencers, {} shards, {} replicas of {}\n\
+         try:\n  \
+         echo hello | flexlog append orders --cluster {address}{certificates}\n  \
+         flexlog tail orders --follow --cluster {address}{certificates}\n  \
+         flexlog status --cluster {address}{certificates}\n",
+        topology.sequencers().len(),
+        topology.shards().len(),
+        topology.shards().iter().map(|shard| shard.replicas.len()).sum::<usize>(),
+        file.display(),
+    );
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}

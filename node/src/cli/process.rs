@@ -1,0 +1,79 @@
+//! `flexlog sequencer` and `flexlog replica`: one process of a cluster of several.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use flexlog_protocol::{ReplicaId, SeqNum};
+use flexlog_tree_config::topology::Topology;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use super::Stop;
+use crate::process::{self, Options, Ready, What};
+
+/// Where the cluster is described.
+#[derive(Args)]
+pub(crate) struct FileArgs {
+    /// The file that describes the cluster: see `flexlog config check`.
+    #[arg(long, value_name = "FILE", default_value = "cluster.toml")]
+    config: PathBuf,
+    /// The most numbers of a color in one epoch: small ones are for trying what happens at the end of an epoch.
+    #[arg(long, value_name = "N", default_value_t = SeqNum::MAX_COUNT, hide = true,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    numbers_per_epoch: u32,
+}
+
+/// Arguments of `flexlog sequencer`.
+#[derive(Args)]
+pub(crate) struct SequencerArgs {
+    /// Its name in the file.
+    name: String,
+    #[command(flatten)]
+    file: FileArgs,
+}
+
+/// Arguments of `flexlog replica`.
+#[derive(Args)]
+pub(crate) struct ReplicaArgs {
+    /// Its number in the file.
+    id: u32,
+    #[command(flatten)]
+    file: FileArgs,
+}
+
+pub(crate) async fn run_sequencer(args: SequencerArgs) -> Result<(), Stop> {
+    run(What::Sequencer(args.name), args.file).await
+}
+
+pub(crate) async fn run_replica(args: ReplicaArgs) -> Result<(), Stop> {
+    run(What::Replica(ReplicaId(args.id)), args.file).await
+}
+
+async fn run(what: What, file: FileArgs) -> Result<(), Stop> {
+    let filter = EnvFilter::try_from_env("FLEXLOG_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    let topology = Topology::load(&file.config)?;
+    let options = Options { numbers_per_epoch: file.numbers_per_epoch, ..Options::new(topology, what) };
+    process::run(options, |ready| announce(&ready), stopped()?).await?;
+    Ok(())
+}
+
+/// Done when the process is asked to end.
+pub(super) fn stopped() -> Result<impl Future<Output = ()>, Stop> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            // Without a handler for it the process ends by the signal all the same.
+            result = tokio::signal::ctrl_c() => { let _ = result; }
+        }
+    })
+}
+
+/// Says that the process serves. Whether anybody reads it does not matter to it.
+fn announce(ready: &Ready) {
+    let Some(address) = ready.address else { return };
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "ready {} {address}", ready.name).and_then(|()| out.flush());
+}
