@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use flexlog_protocol::Color;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tempfile::TempDir;
 
 use super::*;
@@ -87,8 +87,16 @@ impl Server {
         assert!(self.is_ready().await);
     }
 
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    /// Stops it where it is; all of its threads have stopped when this returns.
+    fn stop(&self) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, Signal::STOP).unwrap();
+        let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
+        assert!(status.stopped(), "{status:?}");
+    }
+
+    fn go_on(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::CONT).unwrap();
     }
 }
 
@@ -229,13 +237,13 @@ fn a_commit_to_a_stopped_etcd_is_in_doubt_and_the_doubt_ends_before_anything_is_
         };
         for round in 1..=5 {
             let before = patient_get(&store, "a").await.map(|found| found.version);
-            server.signal(Signal::STOP);
+            server.stop();
             let error = store.commit(set("a", round)).await.unwrap_err();
             assert!(matches!(error, CommitError::Unknown { .. }), "{error}");
             assert!(error.to_string().contains(&server.endpoint()), "{error}");
             let unread = store.get(&key("a")).await.unwrap_err();
             assert!(unread.to_string().contains("in doubt"), "{unread}");
-            server.signal(Signal::CONT);
+            server.go_on();
             // From the first answer on it is settled: done, or never to be done.
             let found = patient_get(&store, "a").await;
             let now = found.as_ref().map(|found| found.version);

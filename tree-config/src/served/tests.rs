@@ -294,7 +294,7 @@ impl Metadata for Gated {
             return Err(ReadError::Unavailable { what: self.describe(), why: "it broke".to_owned() });
         }
         let n = self.written.lock().unwrap().len() as u64;
-        Ok((n > 0).then(|| Versioned { version: Revision(n), value: Value::ColorName(Color(n)) }))
+        Ok((n > 0).then_some(Versioned { version: Revision(n), value: Value::ColorName(Color(n)) }))
     }
 
     async fn list(&self, _: Kind, _: Option<&Key>, limit: usize) -> Result<Page, ReadError> {
@@ -520,7 +520,7 @@ fn a_connection_that_falls_silent_under_a_watch_is_replaced() {
             loop {
                 let before = asked.len();
                 assert!(second.receiver.recv(&mut asked).await.unwrap());
-                for MetadataRequest { id, question } in asked[before..].to_vec() {
+                for MetadataRequest { id, question } in asked[before..].iter().cloned() {
                     let reply = match question {
                         Question::Begin { dial, .. } => {
                             assert_eq!(dial, 2);
