@@ -6,11 +6,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use flexlog_protocol::api::{Answer, Request, RequestId, ShardInfo};
+use flexlog_protocol::api::{Answer, Request, RequestId};
 use flexlog_protocol::limits::{MAX_RECORDS_PER_TOKEN, MAX_TOKEN_BYTES};
-use flexlog_protocol::{Color, Record, RecordError, SeqNum};
+use flexlog_protocol::{Color, Record, RecordError, SeqNum, ShardId};
 
-use crate::core::{AppendFailure, open_cost};
+use crate::core::{AppendFailure, To, open_cost};
 use crate::error::{AppendError, CallError, ReadError, TrimError};
 use crate::payload::IntoPayload;
 use crate::shell::{Handle, Waiting};
@@ -41,7 +41,7 @@ pub(crate) struct Inner {
     pub handle: Arc<Handle>,
     pub color: Color,
     pub name: String,
-    shard: ShardInfo,
+    pub shard: ShardId,
 }
 
 /// What a number names.
@@ -105,7 +105,7 @@ pub enum PrevOutcome {
 }
 
 impl Log {
-    pub(crate) fn new(handle: Arc<Handle>, color: Color, name: String, shard: ShardInfo) -> Self {
+    pub(crate) fn new(handle: Arc<Handle>, color: Color, name: String, shard: ShardId) -> Self {
         Self { inner: Arc::new(Inner { handle, color, name, shard }) }
     }
 
@@ -197,7 +197,7 @@ impl Log {
             return Err(self.invalid(RecordError::AppendTooLarge { bytes: bytes as usize }));
         }
         let inner = &self.inner;
-        match inner.handle.submit(&inner.shard, inner.color, records).await {
+        match inner.handle.submit(inner.shard, inner.color, records).await {
             Some(Ok(waiting)) => Ok(Pending { waiting, inner: Arc::clone(inner) }),
             Some(Err(failure)) => Err(inner.append_error(failure)),
             None => Err(AppendError::Stopped { address: inner.handle.address() }),
@@ -275,7 +275,7 @@ impl Log {
     pub async fn trim(&self, upto: SeqNum) -> Result<SeqNum, TrimError> {
         let (inner, color) = (&self.inner, self.inner.color);
         let error = |error| TrimError::new(error, inner.handle.address(), inner.name.clone(), upto);
-        match inner.handle.call(|id| Request::Trim { id, color, upto }).await.map_err(error)? {
+        match inner.handle.call(To::Shard(inner.shard), |id| Request::Trim { id, color, upto }).await.map_err(error)? {
             Answer::TrimDone { point, .. } => Ok(point),
             _ => Err(error(CallError::Unexpected)),
         }
@@ -301,7 +301,7 @@ impl Log {
     ) -> Result<Answer, ReadError> {
         let inner = &self.inner;
         let error = |error| ReadError::new(error, inner.handle.address(), inner.name.clone(), what());
-        inner.handle.call(request).await.map_err(error)
+        inner.handle.call(To::Shard(inner.shard), request).await.map_err(error)
     }
 
     fn unexpected(&self, what: String) -> ReadError {

@@ -104,7 +104,7 @@ pub struct Subscription {
 impl Subscription {
     pub(crate) fn new(log: Arc<Inner>, from: SeqNum) -> Self {
         let inbox = Arc::new(Inbox::default());
-        let id = log.handle.subscribe(Wanted::all(log.color, from), &inbox);
+        let id = log.handle.subscribe(Wanted::all(log.color, from), log.shard, &inbox);
         Self { log, inbox, id, records: VecDeque::new(), upto: None, taken: 0, over: false }
     }
 

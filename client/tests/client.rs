@@ -401,3 +401,97 @@ fn a_client_whose_runtime_is_gone_says_so() {
         assert!(matches!(log.subscribe(SeqNum::MIN).next().await, Some(Err(_))));
     });
 }
+
+/// A cluster of three nodes with a member each; the client is given the first `homes` addresses.
+async fn three_nodes(homes: usize) -> (Node, Client) {
+    let node = Node::new();
+    let mut addresses = Vec::new();
+    for _ in 0..3 {
+        addresses.push(node.serve_tcp().await);
+    }
+    node.tell(|state| state.addresses.clone_from(&addresses));
+    let client = Client::connect(addresses[..homes].join(",")).await.unwrap();
+    (node, client)
+}
+
+#[tokio::test]
+async fn appends_go_to_every_node_and_wait_for_one_that_is_away() {
+    let (node, client) = three_nodes(1).await;
+    let log = client.color("c").await.unwrap();
+    assert_eq!(log.append("zero").await, Ok(number(0)));
+    assert_eq!(node.state.lock().connections, 3);
+    node.tell(|state| {
+        state.down.insert(2);
+    });
+    let mut pending = Box::pin(log.append("one"));
+    assert!(is_pending(pending.as_mut()).await);
+    node.until(|state| state.logs.values().any(|log| log.records.len() == 2)).await;
+    // Others go on meanwhile, and the members that are there have it.
+    assert_eq!(log.tail().await, Ok(number(2)));
+    assert!(is_pending(pending.as_mut()).await, "one member has not answered");
+    node.tell(|state| state.down.clear());
+    assert_eq!(pending.await, Ok(number(1)));
+    assert_eq!(node.payloads(), ["zero", "one"]);
+}
+
+#[tokio::test]
+async fn reads_stay_with_one_member_until_it_is_away_or_not_ready() {
+    let (node, client) = three_nodes(1).await;
+    let log = client.color("c").await.unwrap();
+    log.append("zero").await.unwrap();
+    let reader = |skip: &[usize]| {
+        let reads: Vec<_> = node.state.lock().reads.keys().copied().filter(|which| !skip.contains(which)).collect();
+        assert_eq!(reads.len(), 1, "reads went to several nodes");
+        reads[0]
+    };
+    for _ in 0..20 {
+        log.read(number(0)).await.unwrap();
+    }
+    let first = reader(&[]);
+    node.tell(|state| {
+        state.down.insert(first);
+    });
+    for _ in 0..20 {
+        log.read(number(0)).await.unwrap();
+    }
+    let second = reader(&[first]);
+    node.tell(|state| {
+        state.not_ready.insert(second);
+    });
+    for _ in 0..20 {
+        log.read(number(0)).await.unwrap();
+    }
+    reader(&[first, second]);
+}
+
+#[tokio::test]
+async fn another_home_answers_where_the_first_is_away() {
+    let (node, client) = three_nodes(2).await;
+    client.color("c").await.unwrap();
+    node.tell(|state| {
+        state.down.insert(0);
+    });
+    client.color("d").await.unwrap();
+    assert_eq!(client.colors().await.unwrap().len(), 2);
+    // One that is away from the beginning is passed over.
+    let addresses = node.state.lock().addresses.join(",");
+    let late = Client::connect(addresses).await.unwrap();
+    late.existing_color("d").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_subscription_goes_on_at_another_member() {
+    let (node, client) = three_nodes(1).await;
+    let log = client.color("c").await.unwrap();
+    let mut events = log.subscribe(SeqNum::MIN);
+    for i in 0..12 {
+        log.append(i.to_string()).await.unwrap();
+        assert_eq!(next_record(&mut events).await.0, number(i));
+        // Whichever it is at, it is away now, and one of the others is there.
+        for down in 0..3 {
+            node.tell(|state| state.down = [down].into());
+            client.status().await.ok();
+        }
+        node.tell(|state| state.down.clear());
+    }
+}

@@ -1,6 +1,6 @@
 //! A node that keeps a log in memory and does as it is told: answers late, goes away, refuses.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,6 +53,15 @@ pub struct State {
     pub mute: usize,
     /// New connections are closed at once.
     pub away: bool,
+    /// Where the members are, in their order; all at the node that is asked unless it is said here.
+    pub addresses: Vec<String>,
+    /// Nodes, by their listeners, that are away; the others are there.
+    pub down: BTreeSet<usize>,
+    /// Nodes that are not ready for reads.
+    pub not_ready: BTreeSet<usize>,
+    /// Which node answered how many reads.
+    pub reads: BTreeMap<usize, usize>,
+    listeners: usize,
     /// All members refuse appends.
     pub refuse: Option<AppendRefusal>,
     pub connections: usize,
@@ -115,15 +124,16 @@ impl Node {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let node = self.clone();
+        let which = self.state.lock().listeners;
+        self.state.lock().listeners += 1;
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let node = node.clone();
                 tokio::spawn(async move {
                     let patience = Duration::from_secs(5);
-                    if !node.state.lock().away
-                        && let Ok(connection) = tcp::accept(stream, &Hello::node(cluster()), patience).await
-                    {
-                        node.serve(connection).await;
+                    let away = node.state.lock().away || node.state.lock().down.contains(&which);
+                    if !away && let Ok(connection) = tcp::accept(stream, &Hello::node(cluster()), patience).await {
+                        node.serve(which, connection).await;
                     }
                 });
             }
@@ -139,7 +149,7 @@ impl Node {
                 let node = node.clone();
                 tokio::spawn(async move {
                     if !node.state.lock().away {
-                        node.serve(connection).await;
+                        node.serve(0, connection).await;
                     }
                 });
             }
@@ -147,7 +157,7 @@ impl Node {
         InProcess { connector }
     }
 
-    async fn serve(&self, connection: NodeConnection) {
+    async fn serve(&self, which: usize, connection: NodeConnection) {
         let NodeConnection { mut sender, mut receiver, .. } = connection;
         self.tell(|state| state.connections += 1);
         let mine = self.state.lock().connections;
@@ -169,7 +179,7 @@ impl Node {
             {
                 let mut state = self.state.lock();
                 for request in requests.drain(..) {
-                    close |= state.take(request, &mut answers, &mut held, &mut subs);
+                    close |= state.take(which, request, &mut answers, &mut held, &mut subs);
                 }
                 if !state.hold {
                     answers.append(&mut held);
@@ -177,7 +187,7 @@ impl Node {
                 for (id, sub) in &mut subs {
                     state.pump(*id, sub, &mut answers);
                 }
-                close |= state.away;
+                close |= state.away || state.down.contains(&which);
             }
             if any {
                 self.changed.send_modify(|count| *count += 1);
@@ -198,7 +208,7 @@ impl Node {
 
 impl State {
     fn info(&self, color: u64) -> ColorInfo {
-        let addresses = vec![String::new(); 3];
+        let addresses = if self.addresses.is_empty() { vec![String::new(); 3] } else { self.addresses.clone() };
         let shards = vec![ShardInfo { shard: ShardId(0), view: view(), addresses }];
         ColorInfo { color: Color(color), name: self.logs[&color].name.clone(), shards, retention: Retention::default() }
     }
@@ -206,6 +216,7 @@ impl State {
     /// Returns whether the connection is to be closed.
     fn take(
         &mut self,
+        which: usize,
         request: Request,
         answers: &mut Vec<Answer>,
         held: &mut Vec<Answer>,
@@ -239,7 +250,11 @@ impl State {
                 let next = SessionId { epoch: Epoch(1), lsn: Lsn(self.sessions.len() as u64 + 1) };
                 Answer::SessionOpened { id, session: *self.sessions.entry(nonce).or_insert(next) }
             }
+            Request::Read { id, .. } if self.not_ready.contains(&which) => {
+                Answer::Failed { id, why: Failure::NotReady("asked to".into()) }
+            }
             Request::Read { id, color, number, .. } => {
+                *self.reads.entry(which).or_default() += 1;
                 let log = &self.logs[&color.0];
                 if let Some(point) = log.trimmed.filter(|point| number <= *point) {
                     Answer::Trimmed { id, point }
