@@ -334,7 +334,7 @@ impl<A, C, S: Clone> Core<A, C, S> {
         self.subscriptions.tick(now, &mut self.paths);
         if let Some(name) = self.paths.take_stale(now) {
             let (id, retention) = (self.fresh_id(), RetentionChange::default());
-            let request = Request::Lookup { id, name, create: false, retention };
+            let request = Request::Lookup { id, name, create: None, retention };
             self.calls.ask(id, request, To::Home, now.after(LOOKUP_MICROS), None, &mut self.paths);
         }
         if self.paths.is_sweep_due(now) {

@@ -43,5 +43,5 @@ pub use flexlog_protocol::{ClusterId, Color, Record, RecordError, SeqNum, Tag};
 pub use error::{AppendError, ColorError, NoAnswer, ReadError, StatusError, SubscribeError, TrimError};
 pub use log::{Log, NextOutcome, Pending, PrevOutcome, ReadOutcome};
 pub use payload::IntoPayload;
-pub use shell::{Builder, Client, Dialer};
+pub use shell::{Builder, Client, ColorOptions, Dialer};
 pub use subscription::{Event, Subscription};

@@ -6,7 +6,7 @@ mod task;
 
 use flexlog_protocol::net::Connect;
 
-pub use client::{Builder, Client};
+pub use client::{Builder, Client, ColorOptions};
 pub(crate) use shared::{Handle, Waiting};
 
 /// Knows how to get to a node by its address: what transport, and with which credentials.

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use fake::{Node, number};
 use flexlog_client::{
-    AppendError, Builder, Client, ColorError, ConnectError, Event, Failure, NextOutcome, PrevOutcome, ReadOutcome,
-    Record, RecordError, SeqNum, Subscription, TrimError,
+    AppendError, Builder, Client, ColorError, ColorOptions, ConnectError, Event, Failure, NextOutcome, PrevOutcome,
+    ReadOutcome, Record, RecordError, SeqNum, Subscription, TrimError,
 };
 use flexlog_protocol::api::AppendRefusal;
 
@@ -91,6 +91,9 @@ async fn every_operation<F: Future<Output = Client>>(_node: Node, connect: impl 
     assert!(error.is_no_such_color() && error.to_string().contains("'orders'"), "{error}");
     let log = client.color("orders").await.unwrap();
     assert_eq!(client.existing_color("orders").await.unwrap().color(), log.color());
+    let options = ColorOptions { owner: Some("eu".into()), ..ColorOptions::default() };
+    assert_eq!(client.create_color("d", options).await.unwrap().owner, "eu");
+    assert_eq!(client.create_color("d", ColorOptions::default()).await.unwrap().owner, "eu", "it is there already");
     for name in ["d", "b", "c", "a"] {
         client.color(name).await.unwrap();
     }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flexlog_protocol::api::{
-    Answer, AppendRefusal, AppendRequest, ColorInfo, Failure, Hello, Request, RetentionChange, Role, ShardInfo, Status,
-    delivered_cost,
+    self, Answer, AppendRefusal, AppendRequest, ColorInfo, Failure, Hello, Request, RetentionChange, Role, ShardInfo,
+    Status, delivered_cost,
 };
 use flexlog_protocol::limits::{MAX_COLORS, MAX_CONNECTIONS, MAX_OUTBOUND_BYTES};
 use flexlog_protocol::media::Background;
@@ -40,6 +40,8 @@ const COLORS_PER_PAGE: usize = 1000;
 /// How often colors are looked at for their retention, and how often what came of it is written at most.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const KEEP_EVERY: Duration = Duration::from_secs(10);
+/// The one position of this cluster.
+const ROOT: &str = "root";
 
 /// Answers on their way to one client.
 #[derive(Default)]
@@ -504,7 +506,7 @@ impl Server {
     async fn lookup(
         self: &Rc<Self>,
         name: &str,
-        create: bool,
+        create: Option<api::Placement>,
         retention: RetentionChange,
     ) -> Result<ColorInfo, Failure> {
         let bad = |error: &dyn std::fmt::Display| Failure::BadName { name: name.to_owned(), why: error.to_string() };
@@ -512,10 +514,13 @@ impl Server {
         let found = operations::find_color(&*self.metadata, &color_name).await.map_err(metadata_failure)?;
         let mut record = match found {
             Some(record) => record,
-            None if !create => return Err(Failure::NoSuchColor(format!("named '{name}'"))),
-            None => operations::create_color(&*self.metadata, &color_name, self.placement)
-                .await
-                .map_err(metadata_failure)?,
+            None => {
+                let asked = create.ok_or_else(|| Failure::NoSuchColor(format!("named '{name}'")))?;
+                check_placement(&asked)?;
+                operations::create_color(&*self.metadata, &color_name, self.placement)
+                    .await
+                    .map_err(metadata_failure)?
+            }
         };
         self.next_color.set(self.next_color.get().max(record.color.0 + 1));
         if !retention.is_nothing() {
@@ -560,7 +565,8 @@ impl Server {
             addresses: vec![String::new(); self.view.members.len()],
         };
         let shards = record.shards.into_iter().map(shard).collect();
-        ColorInfo { color: record.color, name: record.name.to_string(), shards, retention: record.retention }
+        let (name, owner) = (record.name.to_string(), ROOT.to_owned());
+        ColorInfo { color: record.color, name, shards, owner, retention: record.retention }
     }
 
     fn status(&self) -> Status {
@@ -576,6 +582,20 @@ impl Server {
             shards: vec![engine.status()],
         }
     }
+}
+
+/// Whether a color can be created as asked: one position and one shard are all that there is.
+fn check_placement(asked: &api::Placement) -> Result<(), Failure> {
+    if let Some(owner) = asked.owner.as_ref().filter(|owner| *owner != ROOT) {
+        return Err(Failure::Unsupported(format!(
+            "colors of position '{owner}': the only position of this cluster is '{ROOT}'"
+        )));
+    }
+    if asked.width > 1 {
+        let width = asked.width;
+        return Err(Failure::Unsupported(format!("colors on {width} shards: this cluster has one")));
+    }
+    Ok(())
 }
 
 fn metadata_failure(error: operations::OperationError) -> Failure {

@@ -27,7 +27,7 @@ pub use hello::{decode_hello, decode_welcome, encode_hello, encode_welcome, mism
 pub use request::{decode_requests, encode_requests};
 
 /// The version of the protocol that this crate speaks.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 4;
 /// A frame is closed when it has this many bytes, unless one message alone has more.

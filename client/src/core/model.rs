@@ -29,7 +29,7 @@ pub(super) fn shard_info(addresses: &[&str]) -> ShardInfo {
 /// A color on one shard with a member at each of these addresses.
 pub(super) fn color_info(addresses: &[&str]) -> ColorInfo {
     let shards = vec![shard_info(addresses)];
-    ColorInfo { color: Color(6), name: "c".into(), shards, retention: Retention::default() }
+    ColorInfo { color: Color(6), name: "c".into(), shards, owner: "root".into(), retention: Retention::default() }
 }
 
 /// Nodes, and at which of them each member is, in several ways.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use flexlog_protocol::api::{Answer, ColorInfo, Failure, Hello, Request, RetentionChange, Status};
+use flexlog_protocol::api::{Answer, ColorInfo, Failure, Hello, Placement, Request, RetentionChange, Status};
 use flexlog_protocol::limits::{DEFAULT_PORT, MAX_CREDIT_BYTES, MAX_RECORD_BYTES};
 use flexlog_protocol::net::{ClientConnection, Connect, ConnectError, tcp};
 use flexlog_protocol::{ClusterId, ShardId};
@@ -32,6 +32,17 @@ use crate::log::Log;
 pub struct Client {
     handle: Arc<Handle>,
     cluster: ClusterId,
+}
+
+/// How a color is to be; see [`Client::create_color`].
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ColorOptions {
+    /// The name of the position that counts for it. Without one the cluster chooses.
+    pub owner: Option<String>,
+    /// How many shards it is on; 0 is 1.
+    pub width: u32,
+    /// How long its records are kept.
+    pub retention: RetentionChange,
 }
 
 /// How a client shall be; see [`Client::builder`].
@@ -232,7 +243,7 @@ impl Client {
     /// # Errors
     /// [`ColorError`]: the name cannot be a color's, or there are too many, or no answer.
     pub async fn color(&self, name: &str) -> Result<Log, ColorError> {
-        self.lookup(name, true).await
+        self.lookup(name, Some(Placement::default())).await
     }
 
     /// The log of the color `name`, if there is one.
@@ -240,7 +251,7 @@ impl Client {
     /// # Errors
     /// As [`Client::color`], and [`ColorError::is_no_such_color`].
     pub async fn existing_color(&self, name: &str) -> Result<Log, ColorError> {
-        self.lookup(name, false).await
+        self.lookup(name, None).await
     }
 
     /// What the cluster knows of the color `name`, if there is one: its retention among other things.
@@ -248,15 +259,27 @@ impl Client {
     /// # Errors
     /// As [`Client::existing_color`].
     pub async fn color_info(&self, name: &str) -> Result<ColorInfo, ColorError> {
-        self.ask_color(name, false, RetentionChange::default()).await
+        self.ask_color(name, None, RetentionChange::default()).await
     }
 
-    /// Creates the color `name` if there is none, and changes how long its records are kept. Returns what it is then.
+    /// Creates the color `name` as `options` say if there is none. Returns what it is then: of one that is there already,
+    /// only how long its records are kept is changed.
+    ///
+    /// ```no_run
+    /// # async fn example(client: flexlog_client::Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// use flexlog_client::ColorOptions;
+    ///
+    /// let info = client.create_color("orders", ColorOptions { width: 2, ..ColorOptions::default() }).await?;
+    /// println!("{} counts for it, and it is on {} shards", info.owner, info.shards.len());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`Client::color`]. After [`ColorError::NoAnswer`] the change may have been made; to ask again is safe.
-    pub async fn create_color(&self, name: &str, retention: RetentionChange) -> Result<ColorInfo, ColorError> {
-        self.ask_color(name, true, retention).await
+    pub async fn create_color(&self, name: &str, options: ColorOptions) -> Result<ColorInfo, ColorError> {
+        let ColorOptions { owner, width, retention } = options;
+        self.ask_color(name, Some(Placement { owner, width }), retention).await
     }
 
     /// Changes how long the records of the color `name` are kept, if there is one. Returns what it is then.
@@ -264,17 +287,22 @@ impl Client {
     /// # Errors
     /// As [`Client::existing_color`]. After [`ColorError::NoAnswer`] the change may have been made; to ask again is safe.
     pub async fn set_retention(&self, name: &str, retention: RetentionChange) -> Result<ColorInfo, ColorError> {
-        self.ask_color(name, false, retention).await
+        self.ask_color(name, None, retention).await
     }
 
-    async fn lookup(&self, name: &str, create: bool) -> Result<Log, ColorError> {
+    async fn lookup(&self, name: &str, create: Option<Placement>) -> Result<Log, ColorError> {
         let info = self.ask_color(name, create, RetentionChange::default()).await?;
         let shard = only_shard(&info)
             .map_err(|why| ColorError::new(CallError::Failed(why), self.address(), name.to_owned()))?;
         Ok(Log::new(Arc::clone(&self.handle), info.color, info.name, shard))
     }
 
-    async fn ask_color(&self, name: &str, create: bool, retention: RetentionChange) -> Result<ColorInfo, ColorError> {
+    async fn ask_color(
+        &self,
+        name: &str,
+        create: Option<Placement>,
+        retention: RetentionChange,
+    ) -> Result<ColorInfo, ColorError> {
         let error = |error| ColorError::new(error, self.address(), name.to_owned());
         let owned = name.to_owned();
         match self

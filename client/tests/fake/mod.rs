@@ -32,6 +32,7 @@ fn view() -> View {
 #[derive(Default)]
 pub struct Log {
     pub name: String,
+    owner: String,
     pub records: Vec<(SeqNum, Record)>,
     pub trimmed: Option<SeqNum>,
     next: u32,
@@ -210,7 +211,8 @@ impl State {
     fn info(&self, color: u64) -> ColorInfo {
         let addresses = if self.addresses.is_empty() { vec![String::new(); 3] } else { self.addresses.clone() };
         let shards = vec![ShardInfo { shard: ShardId(0), view: view(), addresses }];
-        ColorInfo { color: Color(color), name: self.logs[&color].name.clone(), shards, retention: Retention::default() }
+        let (name, owner) = (self.logs[&color].name.clone(), self.logs[&color].owner.clone());
+        ColorInfo { color: Color(color), name, shards, owner, retention: Retention::default() }
     }
 
     /// Returns whether the connection is to be closed.
@@ -228,12 +230,15 @@ impl State {
                 let found = self.logs.iter().find(|(_, log)| log.name == name).map(|(color, _)| *color);
                 match found {
                     Some(color) => Answer::Color { id, info: self.info(color) },
-                    None if create => {
-                        let color = self.logs.len() as u64 + 1;
-                        self.logs.insert(color, Log { name, ..Log::default() });
-                        Answer::Color { id, info: self.info(color) }
-                    }
-                    None => Answer::Failed { id, why: Failure::NoSuchColor(name) },
+                    None => match create {
+                        Some(placement) => {
+                            let color = self.logs.len() as u64 + 1;
+                            let owner = placement.owner.unwrap_or_else(|| "root".into());
+                            self.logs.insert(color, Log { name, owner, ..Log::default() });
+                            Answer::Color { id, info: self.info(color) }
+                        }
+                        None => Answer::Failed { id, why: Failure::NoSuchColor(name) },
+                    },
                 }
             }
             Request::Colors { id, after } => {
