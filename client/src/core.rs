@@ -14,6 +14,9 @@
 
 mod backoff;
 mod calls;
+mod followers;
+mod merge;
+pub mod nearest;
 mod nodes;
 mod session;
 mod subscriptions;
@@ -33,13 +36,14 @@ use flexlog_protocol::api::{Answer, AppendRefusal, ColorInfo, Failure, Request, 
 use flexlog_protocol::{Color, Record, SeqNum, ShardId, Tag, Time};
 
 pub use calls::CallFailure;
+pub use followers::MIN_PART_WINDOW;
 pub use nodes::{NodeId, To};
 pub use subscriptions::{Delivery, Wanted};
 
 use calls::Calls;
+use followers::Followers;
 use nodes::Paths;
 use session::ShardSession;
-use subscriptions::Subscriptions;
 pub use window::Job;
 
 /// The most bytes of records that a shard's open appends may have together. One append more than that waits alone.
@@ -115,7 +119,7 @@ pub struct Core<A, C, S> {
     paths: Paths,
     sessions: FxHashMap<ShardId, ShardSession<A>>,
     calls: Calls<C>,
-    subscriptions: Subscriptions<S>,
+    followers: Followers<S>,
     outcomes: Outcomes<A, C, S>,
     /// Nodes that were silent until something's deadline.
     silent: Vec<NodeId>,
@@ -138,7 +142,7 @@ impl<A, C, S: Clone> Core<A, C, S> {
             paths: Paths::new(seed, homes),
             sessions: FxHashMap::default(),
             calls: Calls::new(seed),
-            subscriptions: Subscriptions::new(seed),
+            followers: Followers::new(seed),
             outcomes: Outcomes::default(),
             silent: Vec::new(),
             #[cfg(test)]
@@ -234,21 +238,23 @@ impl<A, C, S: Clone> Core<A, C, S> {
         self.calls.ask(id, request(id), to, deadline, Some(waiter), &mut self.paths);
     }
 
-    /// Begins a subscription with room for `window` bytes.
-    pub fn subscribe(&mut self, wanted: Wanted, shard: ShardId, window: u64, handle: S) -> RequestId {
-        let id = self.fresh_id();
-        self.subscriptions.begin(id, wanted, shard, window, handle, &mut self.paths);
-        id
+    /// Begins a subscription to a color on these shards, at least one, with room for `window` bytes, or
+    /// [`MIN_PART_WINDOW`] for each of several shards if that is more.
+    pub fn subscribe(&mut self, wanted: &Wanted, shards: &[ShardId], window: u64, handle: S) -> RequestId {
+        let ids: Vec<_> = shards.iter().map(|_| self.fresh_id()).collect();
+        let name = ids.first().copied().unwrap_or_default();
+        self.followers.begin(ids, wanted, shards, window, handle, &mut self.paths);
+        name
     }
 
     /// The user has taken deliveries of this cost; the node may send as much again.
     pub fn consumed(&mut self, subscription: RequestId, bytes: u64) {
-        self.subscriptions.consumed(subscription, bytes, &mut self.paths);
+        self.followers.consumed(subscription, bytes, &mut self.paths);
     }
 
     /// Ends a subscription.
     pub fn unsubscribe(&mut self, subscription: RequestId) {
-        self.subscriptions.end(subscription, &mut self.paths);
+        self.followers.end(subscription, &mut self.paths);
     }
 
     /// A new connection to `node` is there; the one before it is gone.
@@ -264,7 +270,7 @@ impl<A, C, S: Clone> Core<A, C, S> {
             session.disconnected(node, &mut self.outcomes.appends);
         }
         self.calls.disconnected(node);
-        self.subscriptions.disconnected(node);
+        self.followers.disconnected(node);
         self.steer();
     }
 
@@ -277,7 +283,7 @@ impl<A, C, S: Clone> Core<A, C, S> {
     /// Some node came, went or moved: what waits goes where it can.
     fn steer(&mut self) {
         self.calls.steer(&mut self.paths);
-        self.subscriptions.steer(&mut self.paths);
+        self.followers.steer(&mut self.paths);
         self.set_all_going();
     }
 
@@ -312,9 +318,9 @@ impl<A, C, S: Clone> Core<A, C, S> {
                 if let Some(session) = opening {
                     session.opening_answered(now, node, other, &mut self.paths, &mut self.outcomes.appends);
                     Self::set_going(session, &mut self.paths, self.seed, &mut self.nonces, &mut self.next_id);
-                } else if self.subscriptions.has(id) {
+                } else if self.followers.has(id) {
                     let deliveries = &mut self.outcomes.deliveries;
-                    self.subscriptions.answer(now, node, id, other, &mut self.paths, deliveries);
+                    self.followers.answer(now, node, id, other, &mut self.paths, deliveries);
                 } else {
                     self.calls.answer(now, node, id, other, &mut self.paths, &mut self.outcomes.calls);
                 }
@@ -331,16 +337,16 @@ impl<A, C, S: Clone> Core<A, C, S> {
         }
         self.set_all_going();
         self.calls.tick(now, &mut self.paths, &mut self.silent, &mut self.outcomes.calls);
-        self.subscriptions.tick(now, &mut self.paths);
+        self.followers.tick(now, &mut self.paths);
         if let Some(name) = self.paths.take_stale(now) {
             let (id, retention) = (self.fresh_id(), RetentionChange::default());
             let request = Request::Lookup { id, name, create: None, retention };
             self.calls.ask(id, request, To::Home, now.after(LOOKUP_MICROS), None, &mut self.paths);
         }
         if self.paths.is_sweep_due(now) {
-            let (sessions, calls, subscriptions) = (&self.sessions, &self.calls, &self.subscriptions);
+            let (sessions, calls, followers) = (&self.sessions, &self.calls, &self.followers);
             let needs = |node| {
-                calls.needs(node) || subscriptions.needs(node) || sessions.values().any(|session| session.needs(node))
+                calls.needs(node) || followers.needs(node) || sessions.values().any(|session| session.needs(node))
             };
             self.paths.sweep(now, needs);
         }
@@ -350,7 +356,7 @@ impl<A, C, S: Clone> Core<A, C, S> {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
         let sessions = self.sessions.values().filter_map(ShardSession::next_deadline);
-        let others = [self.calls.next_deadline(), self.subscriptions.next_deadline(), self.paths.next_deadline()];
+        let others = [self.calls.next_deadline(), self.followers.next_deadline(), self.paths.next_deadline()];
         sessions.chain(others.into_iter().flatten()).min()
     }
 
@@ -383,7 +389,7 @@ impl<A, C, S: Clone> Core<A, C, S> {
             session.take_requests(now, node, &mut self.paths, into);
         }
         self.calls.take_requests(node, into);
-        self.subscriptions.take_requests(node, into);
+        self.followers.take_requests(node, into);
     }
 
     /// What is finished, or has come, since this was called last.
@@ -395,7 +401,7 @@ impl<A, C, S: Clone> Core<A, C, S> {
 
     /// The handles of all subscriptions, where the core is of no use any more.
     pub fn into_subscriptions(self) -> impl Iterator<Item = S> {
-        self.subscriptions.into_handles()
+        self.followers.into_handles()
     }
 
     fn fresh_id(&mut self) -> RequestId {

@@ -35,6 +35,7 @@ mod log;
 mod payload;
 mod shell;
 mod subscription;
+mod wide;
 
 pub use flexlog_protocol::api::{BoundChange, ColorInfo, Failure, Retention, RetentionChange, Status};
 pub use flexlog_protocol::net::{Connect, ConnectError};

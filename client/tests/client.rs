@@ -498,3 +498,77 @@ async fn a_subscription_goes_on_at_another_member() {
         node.tell(|state| state.down.clear());
     }
 }
+
+/// A color on three shards, each at a node of its own.
+async fn wide(client: &Client) -> flexlog_client::Log {
+    let options = ColorOptions { width: 3, ..ColorOptions::default() };
+    assert_eq!(client.create_color("wide", options).await.unwrap().shards.len(), 3);
+    client.existing_color("wide").await.unwrap()
+}
+
+#[tokio::test]
+async fn a_wide_color_is_one_log() {
+    let (node, client) = three_nodes(1).await;
+    let log = wide(&client).await;
+    for i in 0..30 {
+        assert_eq!(log.append(i.to_string()).await, Ok(number(i)));
+    }
+    node.tell(|state| {
+        let log = state.logs.values_mut().next().unwrap();
+        for shard in 0..3 {
+            assert_eq!(log.shards.iter().filter(|of| **of == shard).count(), 10, "appends are spread");
+        }
+        // A number that no shard has.
+        log.next += 1;
+    });
+    assert_eq!(log.append("31").await, Ok(number(31)));
+    for i in (0..30).chain([31]) {
+        let record = record(i.to_string());
+        assert_eq!(log.read(number(i)).await, Ok(ReadOutcome::Record(record.clone())));
+        let (n, r) = (number(i), record);
+        assert_eq!(log.read_next(n).await, Ok(NextOutcome::Record { number: n, record: r.clone() }));
+        assert_eq!(log.read_prev(n).await, Ok(PrevOutcome::Record { number: n, record: r }));
+    }
+    assert_eq!(log.read(number(30)).await, Ok(ReadOutcome::Hole));
+    assert_eq!(log.read_next(number(30)).await, Ok(NextOutcome::Record { number: number(31), record: record("31") }));
+    assert_eq!(log.tail().await, Ok(number(32)));
+    assert_eq!(log.read(number(32)).await, Ok(ReadOutcome::NotYet { tail: number(32) }));
+    assert_eq!(log.read_next(number(32)).await, Ok(NextOutcome::NotYet { tail: number(32) }));
+    assert_eq!(log.trim(number(4)).await, Ok(number(4)));
+    assert_eq!(log.read(number(3)).await, Ok(ReadOutcome::Trimmed { point: number(4) }));
+    assert_eq!(log.read_next(number(3)).await, Ok(NextOutcome::Trimmed { point: number(4) }));
+    assert_eq!(log.read_prev(number(3)).await, Ok(PrevOutcome::Trimmed { point: number(4) }));
+    let mut events = log.subscribe(SeqNum::MIN);
+    assert_eq!(events.next().await, Some(Ok(Event::Trimmed { point: number(4) })));
+    for i in (5..30).chain([31]) {
+        let (n, record) = next_record(&mut events).await;
+        assert_eq!((n, text(&record)), (number(i), i.to_string()));
+    }
+}
+
+#[tokio::test]
+async fn a_subscription_to_a_wide_color_outlives_connections_and_keeps_to_its_windows() {
+    let (node, client) = three_nodes(1).await;
+    let log = wide(&client).await;
+    let (count, bytes) = (300, 100_000);
+    for _ in 0..count / 10 {
+        log.append_batch((0..10).map(|_| Record::new(vec![1; bytes]).unwrap())).await.unwrap();
+    }
+    let mut events = log.subscribe(SeqNum::MIN);
+    // Nobody takes anything: each node stops at its window.
+    node.until(|state| state.sent_to_subscribers > 3 * ((2 << 20) - 110_000)).await;
+    assert!(node.state.lock().sent_to_subscribers <= 3 * (2 << 20));
+    for i in 0..count {
+        if i % 50 == 25 {
+            // Until one of them has seen to it.
+            let before = node.state.lock().connections;
+            node.tell(|state| state.down = [i as usize / 50 % 3].into());
+            client.status().await.ok();
+            node.tell(|state| state.down.clear());
+            node.until(|state| state.connections > before).await;
+        }
+        let (n, record) = next_record(&mut events).await;
+        assert_eq!((n, record.payload().len()), (number(i), bytes));
+    }
+    assert!(node.state.lock().connections > 3, "no connection was lost");
+}

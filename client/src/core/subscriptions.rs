@@ -1,4 +1,4 @@
-//! Subscriptions: where each one is, and how much the node may still send.
+//! Subscriptions to one shard: where each one is, and how much the node may still send.
 //!
 //! Each has a window of bytes. What was delivered and not taken yet, and what the node may still send, together never
 //! exceed it by more than one record, so a slow user costs that much memory and no more. After a reconnect a subscription goes on
@@ -95,10 +95,6 @@ impl<S: Clone> Subscriptions<S> {
 
     pub(super) fn has(&self, id: RequestId) -> bool {
         self.open.contains_key(&id)
-    }
-
-    pub(super) fn into_handles(self) -> impl Iterator<Item = S> {
-        self.open.into_values().map(|subscription| subscription.handle)
     }
 
     pub(super) fn consumed(&mut self, id: RequestId, bytes: u64, paths: &mut Paths) {

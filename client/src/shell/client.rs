@@ -292,9 +292,9 @@ impl Client {
 
     async fn lookup(&self, name: &str, create: Option<Placement>) -> Result<Log, ColorError> {
         let info = self.ask_color(name, create, RetentionChange::default()).await?;
-        let shard = only_shard(&info)
-            .map_err(|why| ColorError::new(CallError::Failed(why), self.address(), name.to_owned()))?;
-        Ok(Log::new(Arc::clone(&self.handle), info.color, info.name, shard))
+        let shards =
+            shards_of(&info).map_err(|why| ColorError::new(CallError::Failed(why), self.address(), name.to_owned()))?;
+        Ok(Log::new(Arc::clone(&self.handle), info.color, info.name, shards))
     }
 
     async fn ask_color(
@@ -362,10 +362,10 @@ impl Client {
     }
 }
 
-/// The one shard of a color: what this version serves.
-fn only_shard(info: &ColorInfo) -> Result<ShardId, Failure> {
-    match info.shards.as_slice() {
-        [shard] if !shard.view.members.is_empty() => Ok(shard.shard),
-        _ => Err(Failure::Unsupported("colors on several shards".into())),
+/// The shards of a color.
+fn shards_of(info: &ColorInfo) -> Result<Vec<ShardId>, Failure> {
+    if info.shards.is_empty() || info.shards.iter().any(|shard| shard.view.members.is_empty()) {
+        return Err(Failure::Unsupported("colors that are on no replica".into()));
     }
+    Ok(info.shards.iter().map(|shard| shard.shard).collect())
 }

@@ -375,6 +375,9 @@ impl Shared {
 /// The end of an append that its user waits at.
 pub(crate) type Waiting = oneshot::Receiver<AppendResult>;
 
+/// The end of a call that its user waits at.
+pub(crate) type Asked = oneshot::Receiver<Result<Answer, CallFailure>>;
+
 /// A user's way to the connection tasks; they end some time after the last one is gone.
 pub(crate) struct Handle {
     shared: Arc<Shared>,
@@ -431,11 +434,13 @@ impl Handle {
         }
     }
 
-    /// Submits an append that keeps its bounds, as soon as there is room. `None`: the task has stopped. An error: there
+    /// Submits an append that keeps its bounds to one of `shards`, the first from the `start`th on that has room, as soon
+    /// as one has. `None`: the task has stopped. An error: there
     /// was no room until the deadline.
     pub(crate) async fn submit(
         &self,
-        shard: ShardId,
+        shards: &[ShardId],
+        start: usize,
         color: Color,
         records: Vec<Record>,
     ) -> Option<Result<Waiting, AppendFailure>> {
@@ -448,9 +453,9 @@ impl Handle {
             if state.stopped || state.abandoned {
                 return Some(None);
             }
-            if !state.core.has_room(shard, bytes) {
-                return None;
-            }
+            let (before, from) = shards.split_at(start % shards.len().max(1));
+            let mut turns = from.iter().chain(before).copied();
+            let shard = turns.find(|shard| state.core.has_room(*shard, bytes))?;
             let records = records.take()?;
             let (waiter, waiting) = oneshot::channel();
             state.core.submit(shard, Job { color, records, deadline, waiter });
@@ -474,35 +479,57 @@ impl Handle {
         }
     }
 
+    /// When what begins now is to end.
+    pub(crate) fn deadline(&self) -> Time {
+        self.shared.now().after(micros(self.shared.settings.deadline))
+    }
+
+    /// Microseconds until then.
+    pub(crate) fn left(&self, deadline: Time) -> u64 {
+        deadline.0.saturating_sub(self.shared.now().0)
+    }
+
     /// Asks something, within the usual time.
     pub(crate) async fn call(&self, to: To, request: impl FnOnce(RequestId) -> Request) -> Result<Answer, CallError> {
-        let after = self.shared.settings.deadline;
+        let waiting = self.ask(self.deadline(), to, request)?;
+        self.answer(waiting).await
+    }
+
+    /// Asks something.
+    pub(crate) fn ask(
+        &self,
+        deadline: Time,
+        to: To,
+        request: impl FnOnce(RequestId) -> Request,
+    ) -> Result<Asked, CallError> {
         let (waiter, waiting) = oneshot::channel();
-        {
-            let mut state = self.shared.state.lock();
-            if state.stopped || state.abandoned {
-                return Err(CallError::Stopped);
-            }
-            let deadline = self.shared.now().after(micros(after));
-            state.core.call(deadline, to, waiter, request);
-            self.shared.ring(&mut state, None);
-            self.shared.arm(&mut state, Some(deadline));
+        let mut state = self.shared.state.lock();
+        if state.stopped || state.abandoned {
+            return Err(CallError::Stopped);
         }
-        match waiting.await {
+        state.core.call(deadline, to, waiter, request);
+        self.shared.ring(&mut state, None);
+        self.shared.arm(&mut state, Some(deadline));
+        Ok(waiting)
+    }
+
+    /// Waits for the answer.
+    pub(crate) async fn answer(&self, asked: Asked) -> Result<Answer, CallError> {
+        match asked.await {
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(failure)) => Err(CallError::new(failure, |why| self.no_answer(after, why))),
+            Ok(Err(failure)) => Err(CallError::new(failure, |why| self.no_answer(self.shared.settings.deadline, why))),
             Err(_) => Err(CallError::Stopped),
         }
     }
 
-    pub(crate) fn subscribe(&self, wanted: Wanted, shard: ShardId, inbox: &Arc<Inbox>) -> RequestId {
+    pub(crate) fn subscribe(&self, wanted: &Wanted, shards: &[ShardId], inbox: &Arc<Inbox>) -> RequestId {
         let mut state = self.shared.state.lock();
         if state.stopped || state.abandoned {
             inbox.stop();
             return 0;
         }
         let window = self.shared.settings.subscription_window;
-        let id = state.core.subscribe(wanted, shard, window, Arc::clone(inbox));
+        let id = state.core.subscribe(wanted, shards, window, Arc::clone(inbox));
         self.shared.ring(&mut state, None);
         id
     }

@@ -33,9 +33,21 @@ fn view() -> View {
 pub struct Log {
     pub name: String,
     owner: String,
+    /// On more than one shard, each is at the node of the same number.
+    width: usize,
     pub records: Vec<(SeqNum, Record)>,
+    /// Of each record.
+    pub shards: Vec<u32>,
     pub trimmed: Option<SeqNum>,
-    next: u32,
+    pub next: u32,
+}
+
+impl Log {
+    /// The records that a node has.
+    fn at(&self, node: usize) -> impl DoubleEndedIterator<Item = &(SeqNum, Record)> {
+        let all = self.records.iter().zip(&self.shards);
+        all.filter(move |(_, shard)| self.width < 2 || **shard as usize == node).map(|(record, _)| record)
+    }
 }
 
 /// What the node is told to do, and what it saw.
@@ -186,7 +198,7 @@ impl Node {
                     answers.append(&mut held);
                 }
                 for (id, sub) in &mut subs {
-                    state.pump(*id, sub, &mut answers);
+                    state.pump(which, *id, sub, &mut answers);
                 }
                 close |= state.away || state.down.contains(&which);
             }
@@ -210,7 +222,14 @@ impl Node {
 impl State {
     fn info(&self, color: u64) -> ColorInfo {
         let addresses = if self.addresses.is_empty() { vec![String::new(); 3] } else { self.addresses.clone() };
-        let shards = vec![ShardInfo { shard: ShardId(0), view: view(), addresses }];
+        let shards = match self.logs[&color].width {
+            0 | 1 => vec![ShardInfo { shard: ShardId(0), view: view(), addresses }],
+            width => {
+                let at = |shard: usize| vec![self.addresses[shard].clone(); 3];
+                let shard = |i| ShardInfo { shard: ShardId(i as u32), view: view(), addresses: at(i) };
+                (0..width).map(shard).collect()
+            }
+        };
         let (name, owner) = (self.logs[&color].name.clone(), self.logs[&color].owner.clone());
         ColorInfo { color: Color(color), name, shards, owner, retention: Retention::default() }
     }
@@ -234,7 +253,8 @@ impl State {
                         Some(placement) => {
                             let color = self.logs.len() as u64 + 1;
                             let owner = placement.owner.unwrap_or_else(|| "root".into());
-                            self.logs.insert(color, Log { name, owner, ..Log::default() });
+                            let width = placement.width as usize;
+                            self.logs.insert(color, Log { name, owner, width, ..Log::default() });
                             Answer::Color { id, info: self.info(color) }
                         }
                         None => Answer::Failed { id, why: Failure::NoSuchColor(name) },
@@ -263,8 +283,10 @@ impl State {
                 let log = &self.logs[&color.0];
                 if let Some(point) = log.trimmed.filter(|point| number <= *point) {
                     Answer::Trimmed { id, point }
-                } else if let Some((_, record)) = log.records.iter().find(|(n, _)| *n == number) {
+                } else if let Some((_, record)) = log.at(which).find(|(n, _)| *n == number) {
                     Answer::Record { id, number, record: record.clone() }
+                } else if log.width > 1 && number < super::fake::number(log.next) {
+                    Answer::Elsewhere { id }
                 } else if number < super::fake::number(log.next) {
                     Answer::Hole { id }
                 } else {
@@ -273,7 +295,7 @@ impl State {
             }
             Request::ReadNext { id, color, from, .. } => {
                 let log = &self.logs[&color.0];
-                match log.records.iter().find(|(n, _)| *n >= from) {
+                match log.at(which).find(|(n, _)| *n >= from) {
                     _ if log.trimmed.is_some_and(|point| from <= point) => {
                         Answer::Trimmed { id, point: log.trimmed.unwrap() }
                     }
@@ -283,7 +305,7 @@ impl State {
             }
             Request::ReadPrev { id, color, upto, .. } => {
                 let log = &self.logs[&color.0];
-                match log.records.iter().rev().find(|(n, _)| *n <= upto) {
+                match log.at(which).rev().find(|(n, _)| *n <= upto) {
                     Some((n, _)) if log.trimmed.is_some_and(|point| *n <= point) => {
                         Answer::Trimmed { id, point: log.trimmed.unwrap() }
                     }
@@ -341,6 +363,7 @@ impl State {
                 let first = number(log.next);
                 for record in append.records() {
                     log.records.push((number(log.next), record.clone()));
+                    log.shards.push(token.shard.0);
                     log.next += 1;
                 }
                 first
@@ -359,16 +382,15 @@ impl State {
     }
 
     /// Sends a subscription what it may have.
-    fn pump(&mut self, id: RequestId, sub: &mut Sub, answers: &mut Vec<Answer>) {
+    fn pump(&mut self, which: usize, id: RequestId, sub: &mut Sub, answers: &mut Vec<Answer>) {
         let log = &self.logs[&sub.color.0];
         if let Some(point) = log.trimmed.filter(|point| sub.next <= *point) {
             answers.push(Answer::Trimmed { id, point });
             sub.next = point.plus(1).unwrap();
         }
         let mut records = Vec::new();
-        let from = log.records.partition_point(|(n, _)| *n < sub.next);
         let mut upto = number(log.next);
-        for (n, record) in &log.records[from..] {
+        for (n, record) in log.at(which).skip_while(|(n, _)| *n < sub.next) {
             let cost = delivered_cost(record);
             if cost > sub.credit {
                 upto = *n;
