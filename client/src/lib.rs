@@ -18,8 +18,8 @@
 //! # }
 //! ```
 //!
-//! A [`Client`] is one connection to one node, made again when it breaks; everything that was open then goes on over
-//! the next one, and an append is numbered once however often it was sent. [`Log`] is a color seen through a client.
+//! A [`Client`] has a connection to each node that it needs, made again when it breaks; everything that was open then
+//! goes on over the next one or at another node, and an append is numbered once however often it was sent. [`Log`] is a color seen through a client.
 //! Both are handles: clone them freely. When the last handle is gone, appends that are open are still seen through.
 //! [`Client::close`] waits for that, and for the node to take note that the client leaves.
 //!
@@ -35,6 +35,7 @@ mod log;
 mod payload;
 mod shell;
 mod subscription;
+mod wide;
 
 pub use flexlog_protocol::api::{BoundChange, ColorInfo, Failure, Retention, RetentionChange, Status};
 #[cfg(feature = "quic")]
@@ -45,5 +46,5 @@ pub use flexlog_protocol::{ClusterId, Color, Record, RecordError, SeqNum, Tag};
 pub use error::{AppendError, ColorError, NoAnswer, ReadError, StatusError, SubscribeError, TrimError};
 pub use log::{Log, NextOutcome, Pending, PrevOutcome, ReadOutcome};
 pub use payload::IntoPayload;
-pub use shell::{Builder, Client};
+pub use shell::{Builder, Client, ColorOptions, Dialer};
 pub use subscription::{Event, Subscription};

@@ -4,11 +4,11 @@ use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
-use flexlog_protocol::api::{Answer, Request, RequestId, ShardInfo};
 use flexlog_protocol::limits::{MAX_RECORDS_PER_TOKEN, MAX_TOKEN_BYTES};
-use flexlog_protocol::{Color, Record, RecordError, SeqNum};
+use flexlog_protocol::{Color, Record, RecordError, SeqNum, ShardId};
 
 use crate::core::{AppendFailure, open_cost};
 use crate::error::{AppendError, CallError, ReadError, TrimError};
@@ -16,7 +16,7 @@ use crate::payload::IntoPayload;
 use crate::shell::{Handle, Waiting};
 use crate::subscription::Subscription;
 
-/// A color: one totally ordered log.
+/// A color: one totally ordered log, on one shard or several.
 ///
 /// ```no_run
 /// # async fn example(log: flexlog_client::Log) -> Result<(), Box<dyn std::error::Error>> {
@@ -41,7 +41,9 @@ pub(crate) struct Inner {
     pub handle: Arc<Handle>,
     pub color: Color,
     pub name: String,
-    shard: ShardInfo,
+    pub shards: Vec<ShardId>,
+    /// Whose turn it is to take an append.
+    turn: AtomicUsize,
 }
 
 /// What a number names.
@@ -105,8 +107,8 @@ pub enum PrevOutcome {
 }
 
 impl Log {
-    pub(crate) fn new(handle: Arc<Handle>, color: Color, name: String, shard: ShardInfo) -> Self {
-        Self { inner: Arc::new(Inner { handle, color, name, shard }) }
+    pub(crate) fn new(handle: Arc<Handle>, color: Color, name: String, shards: Vec<ShardId>) -> Self {
+        Self { inner: Arc::new(Inner { handle, color, name, shards, turn: AtomicUsize::new(0) }) }
     }
 
     /// The color's name.
@@ -197,7 +199,8 @@ impl Log {
             return Err(self.invalid(RecordError::AppendTooLarge { bytes: bytes as usize }));
         }
         let inner = &self.inner;
-        match inner.handle.submit(&inner.shard, inner.color, records).await {
+        let turn = inner.turn.fetch_add(1, Ordering::Relaxed);
+        match inner.handle.submit(&inner.shards, turn, inner.color, records).await {
             Some(Ok(waiting)) => Ok(Pending { waiting, inner: Arc::clone(inner) }),
             Some(Err(failure)) => Err(inner.append_error(failure)),
             None => Err(AppendError::Stopped { address: inner.handle.address() }),
@@ -213,15 +216,7 @@ impl Log {
     /// # Errors
     /// [`ReadError`].
     pub async fn read(&self, number: SeqNum) -> Result<ReadOutcome, ReadError> {
-        let (color, wait_micros) = (self.inner.color, self.wait_micros());
-        let what = || number.to_string();
-        match self.ask(what, |id| Request::Read { id, color, number, wait_micros }).await? {
-            Answer::Record { record, .. } => Ok(ReadOutcome::Record(record)),
-            Answer::Hole { .. } => Ok(ReadOutcome::Hole),
-            Answer::Trimmed { point, .. } => Ok(ReadOutcome::Trimmed { point }),
-            Answer::NotYet { tail, .. } => Ok(ReadOutcome::NotYet { tail }),
-            _ => Err(self.unexpected(what())),
-        }
+        self.inner.read(number).await.map_err(|error| self.read_error(error, number.to_string()))
     }
 
     /// The first record at or after `from`.
@@ -229,14 +224,7 @@ impl Log {
     /// # Errors
     /// [`ReadError`].
     pub async fn read_next(&self, from: SeqNum) -> Result<NextOutcome, ReadError> {
-        let (color, wait_micros) = (self.inner.color, self.wait_micros());
-        let what = || format!("what follows {from}");
-        match self.ask(what, |id| Request::ReadNext { id, color, tag: None, from, wait_micros }).await? {
-            Answer::Record { number, record, .. } => Ok(NextOutcome::Record { number, record }),
-            Answer::Trimmed { point, .. } => Ok(NextOutcome::Trimmed { point }),
-            Answer::NotYet { tail, .. } => Ok(NextOutcome::NotYet { tail }),
-            _ => Err(self.unexpected(what())),
-        }
+        self.inner.read_next(from).await.map_err(|error| self.read_error(error, format!("what follows {from}")))
     }
 
     /// The last record at or before `upto`; with [`SeqNum::MAX`] the last of all.
@@ -244,14 +232,7 @@ impl Log {
     /// # Errors
     /// [`ReadError`].
     pub async fn read_prev(&self, upto: SeqNum) -> Result<PrevOutcome, ReadError> {
-        let (color, wait_micros) = (self.inner.color, self.wait_micros());
-        let what = || format!("what precedes {upto}");
-        match self.ask(what, |id| Request::ReadPrev { id, color, tag: None, upto, wait_micros }).await? {
-            Answer::Record { number, record, .. } => Ok(PrevOutcome::Record { number, record }),
-            Answer::Trimmed { point, .. } => Ok(PrevOutcome::Trimmed { point }),
-            Answer::NothingBefore { .. } => Ok(PrevOutcome::Nothing),
-            _ => Err(self.unexpected(what())),
-        }
+        self.inner.read_prev(upto).await.map_err(|error| self.read_error(error, format!("what precedes {upto}")))
     }
 
     /// The next number that will be given: above every append that was acknowledged before this was called.
@@ -259,26 +240,18 @@ impl Log {
     /// # Errors
     /// [`ReadError`].
     pub async fn tail(&self) -> Result<SeqNum, ReadError> {
-        let color = self.inner.color;
-        let what = || "the tail".to_owned();
-        match self.ask(what, |id| Request::Tail { id, color }).await? {
-            Answer::Tail { tail, .. } => Ok(tail),
-            _ => Err(self.unexpected(what())),
-        }
+        self.inner.tail().await.map_err(|error| self.read_error(error, "the tail".to_owned()))
     }
 
     /// Forgets all records up to and including `upto`, which must be below the tail. Returns the trim point, which may
     /// be above `upto` if more was trimmed before.
     ///
     /// # Errors
-    /// [`TrimError`].
+    /// [`TrimError`]. Some shards of a color on several may have done it then; to ask again is safe.
     pub async fn trim(&self, upto: SeqNum) -> Result<SeqNum, TrimError> {
-        let (inner, color) = (&self.inner, self.inner.color);
+        let inner = &self.inner;
         let error = |error| TrimError::new(error, inner.handle.address(), inner.name.clone(), upto);
-        match inner.handle.call(|id| Request::Trim { id, color, upto }).await.map_err(error)? {
-            Answer::TrimDone { point, .. } => Ok(point),
-            _ => Err(error(CallError::Unexpected)),
-        }
+        inner.trim(upto).await.map_err(error)
     }
 
     /// All records from `from` on, in order, as they become stable; [`SeqNum::MIN`] begins with the first there is.
@@ -289,23 +262,8 @@ impl Log {
         Subscription::new(Arc::clone(&self.inner), from)
     }
 
-    /// How long the node may wait for a number to settle: so that its answer is back before the deadline.
-    fn wait_micros(&self) -> u64 {
-        u64::try_from(self.inner.handle.settings().deadline.as_micros() * 4 / 5).unwrap_or(u64::MAX)
-    }
-
-    async fn ask(
-        &self,
-        what: impl Fn() -> String,
-        request: impl FnOnce(RequestId) -> Request,
-    ) -> Result<Answer, ReadError> {
-        let inner = &self.inner;
-        let error = |error| ReadError::new(error, inner.handle.address(), inner.name.clone(), what());
-        inner.handle.call(request).await.map_err(error)
-    }
-
-    fn unexpected(&self, what: String) -> ReadError {
-        ReadError::new(CallError::Unexpected, self.inner.handle.address(), self.inner.name.clone(), what)
+    fn read_error(&self, error: CallError, what: String) -> ReadError {
+        ReadError::new(error, self.inner.handle.address(), self.inner.name.clone(), what)
     }
 }
 

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use flexlog_protocol::api::{Failure, RequestId, delivered_cost};
 use flexlog_protocol::{Record, SeqNum};
 
-use crate::core::{Delivery, Wanted};
+use crate::core::{Delivery, MIN_PART_WINDOW, Wanted};
 use crate::error::SubscribeError;
 use crate::log::Inner;
 
@@ -104,7 +104,7 @@ pub struct Subscription {
 impl Subscription {
     pub(crate) fn new(log: Arc<Inner>, from: SeqNum) -> Self {
         let inbox = Arc::new(Inbox::default());
-        let id = log.handle.subscribe(Wanted::all(log.color, from), &inbox);
+        let id = log.handle.subscribe(&Wanted::all(log.color, from), &log.shards, &inbox);
         Self { log, inbox, id, records: VecDeque::new(), upto: None, taken: 0, over: false }
     }
 
@@ -153,7 +153,8 @@ impl Subscription {
 
     fn take(&mut self, bytes: u64) {
         self.taken += bytes;
-        if self.taken >= self.log.handle.settings().subscription_window / 8 {
+        // No window is smaller than this part of it times eight.
+        if self.taken >= MIN_PART_WINDOW / 8 {
             self.log.handle.consumed(self.id, std::mem::take(&mut self.taken));
         }
     }

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use fake::{Node, number};
 use flexlog_client::{
-    AppendError, Builder, Client, ColorError, ConnectError, Event, Failure, NextOutcome, PrevOutcome, ReadOutcome,
-    Record, RecordError, SeqNum, Subscription, TrimError,
+    AppendError, Builder, Client, ColorError, ColorOptions, ConnectError, Event, Failure, NextOutcome, PrevOutcome,
+    ReadOutcome, Record, RecordError, SeqNum, Subscription, TrimError,
 };
 use flexlog_protocol::api::AppendRefusal;
 
@@ -91,6 +91,9 @@ async fn every_operation<F: Future<Output = Client>>(_node: Node, connect: impl 
     assert!(error.is_no_such_color() && error.to_string().contains("'orders'"), "{error}");
     let log = client.color("orders").await.unwrap();
     assert_eq!(client.existing_color("orders").await.unwrap().color(), log.color());
+    let options = ColorOptions { owner: Some("eu".into()), ..ColorOptions::default() };
+    assert_eq!(client.create_color("d", options).await.unwrap().owner, "eu");
+    assert_eq!(client.create_color("d", ColorOptions::default()).await.unwrap().owner, "eu", "it is there already");
     for name in ["d", "b", "c", "a"] {
         client.color(name).await.unwrap();
     }
@@ -400,4 +403,172 @@ fn a_client_whose_runtime_is_gone_says_so() {
         assert!(log.tail().await.unwrap_err().to_string().contains("has stopped"));
         assert!(matches!(log.subscribe(SeqNum::MIN).next().await, Some(Err(_))));
     });
+}
+
+/// A cluster of three nodes with a member each; the client is given the first `homes` addresses.
+async fn three_nodes(homes: usize) -> (Node, Client) {
+    let node = Node::new();
+    let mut addresses = Vec::new();
+    for _ in 0..3 {
+        addresses.push(node.serve_tcp().await);
+    }
+    node.tell(|state| state.addresses.clone_from(&addresses));
+    let client = Client::connect(addresses[..homes].join(",")).await.unwrap();
+    (node, client)
+}
+
+#[tokio::test]
+async fn appends_go_to_every_node_and_wait_for_one_that_is_away() {
+    let (node, client) = three_nodes(1).await;
+    let log = client.color("c").await.unwrap();
+    assert_eq!(log.append("zero").await, Ok(number(0)));
+    assert_eq!(node.state.lock().connections, 3);
+    node.tell(|state| {
+        state.down.insert(2);
+    });
+    let mut pending = Box::pin(log.append("one"));
+    assert!(is_pending(pending.as_mut()).await);
+    node.until(|state| state.logs.values().any(|log| log.records.len() == 2)).await;
+    // Others go on meanwhile, and the members that are there have it.
+    assert_eq!(log.tail().await, Ok(number(2)));
+    assert!(is_pending(pending.as_mut()).await, "one member has not answered");
+    node.tell(|state| state.down.clear());
+    assert_eq!(pending.await, Ok(number(1)));
+    assert_eq!(node.payloads(), ["zero", "one"]);
+}
+
+#[tokio::test]
+async fn reads_stay_with_one_member_until_it_is_away_or_not_ready() {
+    let (node, client) = three_nodes(1).await;
+    let log = client.color("c").await.unwrap();
+    log.append("zero").await.unwrap();
+    let reader = |skip: &[usize]| {
+        let reads: Vec<_> = node.state.lock().reads.keys().copied().filter(|which| !skip.contains(which)).collect();
+        assert_eq!(reads.len(), 1, "reads went to several nodes");
+        reads[0]
+    };
+    for _ in 0..20 {
+        log.read(number(0)).await.unwrap();
+    }
+    let first = reader(&[]);
+    node.tell(|state| {
+        state.down.insert(first);
+    });
+    for _ in 0..20 {
+        log.read(number(0)).await.unwrap();
+    }
+    let second = reader(&[first]);
+    node.tell(|state| {
+        state.not_ready.insert(second);
+    });
+    for _ in 0..20 {
+        log.read(number(0)).await.unwrap();
+    }
+    reader(&[first, second]);
+}
+
+#[tokio::test]
+async fn another_home_answers_where_the_first_is_away() {
+    let (node, client) = three_nodes(2).await;
+    client.color("c").await.unwrap();
+    node.tell(|state| {
+        state.down.insert(0);
+    });
+    client.color("d").await.unwrap();
+    assert_eq!(client.colors().await.unwrap().len(), 2);
+    // One that is away from the beginning is passed over.
+    let addresses = node.state.lock().addresses.join(",");
+    let late = Client::connect(addresses).await.unwrap();
+    late.existing_color("d").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_subscription_goes_on_at_another_member() {
+    let (node, client) = three_nodes(1).await;
+    let log = client.color("c").await.unwrap();
+    let mut events = log.subscribe(SeqNum::MIN);
+    for i in 0..12 {
+        log.append(i.to_string()).await.unwrap();
+        assert_eq!(next_record(&mut events).await.0, number(i));
+        // Whichever it is at, it is away now, and one of the others is there.
+        for down in 0..3 {
+            node.tell(|state| state.down = [down].into());
+            client.status().await.ok();
+        }
+        node.tell(|state| state.down.clear());
+    }
+}
+
+/// A color on three shards, each at a node of its own.
+async fn wide(client: &Client) -> flexlog_client::Log {
+    let options = ColorOptions { width: 3, ..ColorOptions::default() };
+    assert_eq!(client.create_color("wide", options).await.unwrap().shards.len(), 3);
+    client.existing_color("wide").await.unwrap()
+}
+
+#[tokio::test]
+async fn a_wide_color_is_one_log() {
+    let (node, client) = three_nodes(1).await;
+    let log = wide(&client).await;
+    for i in 0..30 {
+        assert_eq!(log.append(i.to_string()).await, Ok(number(i)));
+    }
+    node.tell(|state| {
+        let log = state.logs.values_mut().next().unwrap();
+        for shard in 0..3 {
+            assert_eq!(log.shards.iter().filter(|of| **of == shard).count(), 10, "appends are spread");
+        }
+        // A number that no shard has.
+        log.next += 1;
+    });
+    assert_eq!(log.append("31").await, Ok(number(31)));
+    for i in (0..30).chain([31]) {
+        let record = record(i.to_string());
+        assert_eq!(log.read(number(i)).await, Ok(ReadOutcome::Record(record.clone())));
+        let (n, r) = (number(i), record);
+        assert_eq!(log.read_next(n).await, Ok(NextOutcome::Record { number: n, record: r.clone() }));
+        assert_eq!(log.read_prev(n).await, Ok(PrevOutcome::Record { number: n, record: r }));
+    }
+    assert_eq!(log.read(number(30)).await, Ok(ReadOutcome::Hole));
+    assert_eq!(log.read_next(number(30)).await, Ok(NextOutcome::Record { number: number(31), record: record("31") }));
+    assert_eq!(log.tail().await, Ok(number(32)));
+    assert_eq!(log.read(number(32)).await, Ok(ReadOutcome::NotYet { tail: number(32) }));
+    assert_eq!(log.read_next(number(32)).await, Ok(NextOutcome::NotYet { tail: number(32) }));
+    assert_eq!(log.trim(number(4)).await, Ok(number(4)));
+    assert_eq!(log.read(number(3)).await, Ok(ReadOutcome::Trimmed { point: number(4) }));
+    assert_eq!(log.read_next(number(3)).await, Ok(NextOutcome::Trimmed { point: number(4) }));
+    assert_eq!(log.read_prev(number(3)).await, Ok(PrevOutcome::Trimmed { point: number(4) }));
+    let mut events = log.subscribe(SeqNum::MIN);
+    assert_eq!(events.next().await, Some(Ok(Event::Trimmed { point: number(4) })));
+    for i in (5..30).chain([31]) {
+        let (n, record) = next_record(&mut events).await;
+        assert_eq!((n, text(&record)), (number(i), i.to_string()));
+    }
+}
+
+#[tokio::test]
+async fn a_subscription_to_a_wide_color_outlives_connections_and_keeps_to_its_windows() {
+    let (node, client) = three_nodes(1).await;
+    let log = wide(&client).await;
+    let (count, bytes) = (300, 100_000);
+    for _ in 0..count / 10 {
+        log.append_batch((0..10).map(|_| Record::new(vec![1; bytes]).unwrap())).await.unwrap();
+    }
+    let mut events = log.subscribe(SeqNum::MIN);
+    // Nobody takes anything: each node stops at its window.
+    node.until(|state| state.sent_to_subscribers > 3 * ((2 << 20) - 110_000)).await;
+    assert!(node.state.lock().sent_to_subscribers <= 3 * (2 << 20));
+    for i in 0..count {
+        if i % 50 == 25 {
+            // Until one of them has seen to it.
+            let before = node.state.lock().connections;
+            node.tell(|state| state.down = [i as usize / 50 % 3].into());
+            client.status().await.ok();
+            node.tell(|state| state.down.clear());
+            node.until(|state| state.connections > before).await;
+        }
+        let (n, record) = next_record(&mut events).await;
+        assert_eq!((n, record.payload().len()), (number(i), bytes));
+    }
+    assert!(node.state.lock().connections > 3, "no connection was lost");
 }

@@ -99,7 +99,7 @@ enum Command {
 /// Where the cluster is, and how to print.
 #[derive(Args)]
 pub(crate) struct Common {
-    /// The cluster's address, host:port.
+    /// The cluster's address, host:port; more of its nodes' behind commas, in case one is away.
     #[arg(long, env = "FLEXLOG_CLUSTER", value_name = "ADDR", default_value_t = format!("127.0.0.1:{DEFAULT_PORT}"))]
     cluster: String,
     /// Print one JSON object a line, payloads in base64.

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flexlog_protocol::api::{
-    Answer, AppendRefusal, AppendRequest, ColorInfo, Failure, Hello, Request, RetentionChange, Role, ShardInfo, Status,
-    delivered_cost,
+    self, Answer, AppendRefusal, AppendRequest, ColorInfo, Failure, Hello, Request, RetentionChange, Role, ShardInfo,
+    Status, delivered_cost,
 };
 use flexlog_protocol::limits::{MAX_COLORS, MAX_CONNECTIONS, MAX_OUTBOUND_BYTES};
 use flexlog_protocol::media::Background;
@@ -639,22 +639,35 @@ impl Server {
         }
     }
 
-    /// Where a new color goes: a shard is drawn for it, and its leaf counts, so that nothing of it goes further up.
-    fn place(&self, name: &ColorName) -> Result<Placement, operations::OperationError> {
+    /// Where a new color goes. If nobody says, a shard is drawn for it and the shard's leaf counts, so that nothing of it
+    /// goes further up; for a wide one the root.
+    fn place(&self, name: &ColorName, asked: &api::Placement) -> Result<Placement, Failure> {
+        let width = asked.width.max(1);
+        let top = match &asked.owner {
+            None => Position(0),
+            Some(owner) => {
+                let position = self.tree.position_named(owner).map(|record| record.position);
+                position.ok_or_else(|| {
+                    let known: Vec<&str> = self.tree.positions.iter().map(|record| record.name.as_str()).collect();
+                    Failure::Placement(format!("there is no position '{owner}': there are {}", known.join(", ")))
+                })?
+            }
+        };
         // Any number that differs from color to color will do.
         let draw =
             Color(name.as_str().bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
                 (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
             }));
-        let shards = self.tree.place(Position(0), 1, draw)?;
-        let owner = shards.first().and_then(|shard| self.tree.shard(*shard)).map_or(Position(0), |shard| shard.leaf);
+        let shards = self.tree.place(top, width, draw).map_err(|error| Failure::Placement(error.to_string()))?;
+        let leaf = || shards.first().and_then(|shard| self.tree.shard(*shard)).map(|shard| shard.leaf);
+        let owner = if asked.owner.is_none() && width == 1 { leaf().unwrap_or(top) } else { top };
         Ok(Placement { owner, shards })
     }
 
     async fn lookup(
         self: &Rc<Self>,
         name: &str,
-        create: bool,
+        create: Option<api::Placement>,
         retention: RetentionChange,
     ) -> Result<ColorInfo, Failure> {
         let bad = |error: &dyn std::fmt::Display| Failure::BadName { name: name.to_owned(), why: error.to_string() };
@@ -662,9 +675,9 @@ impl Server {
         let found = operations::find_color(&*self.metadata, &color_name).await.map_err(metadata_failure)?;
         let mut record = match found {
             Some(record) => record,
-            None if !create => return Err(Failure::NoSuchColor(format!("named '{name}'"))),
             None => {
-                let placement = self.place(&color_name).map_err(metadata_failure)?;
+                let asked = create.ok_or_else(|| Failure::NoSuchColor(format!("named '{name}'")))?;
+                let placement = self.place(&color_name, &asked)?;
                 operations::create_color(&*self.metadata, &color_name, &placement).await.map_err(metadata_failure)?
             }
         };
@@ -713,7 +726,9 @@ impl Server {
             Some(ShardInfo { shard, addresses: view.members.iter().map(address).collect(), view })
         };
         let shards = record.shards.into_iter().filter_map(shard).collect();
-        ColorInfo { color: record.color, name: record.name.to_string(), shards, retention: record.retention }
+        let owner = self.tree.position(record.owner).map(|owner| owner.name.clone()).unwrap_or_default();
+        let (color, name) = (record.color, record.name.to_string());
+        ColorInfo { color, name, shards, owner, retention: record.retention }
     }
 
     async fn status(&self) -> Status {

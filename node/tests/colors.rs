@@ -40,6 +40,24 @@ fn each_color_has_its_own_contiguous_numbers() {
     assert_eq!(names, ["left", "right", "shared"]);
 }
 
+#[test]
+fn a_color_says_who_counts_for_it_and_where_it_is() {
+    let Some(folder) = folder(On::Tmpfs) else { return };
+    let server = Server::start(folder.path());
+    let created = server.run(&["color", "create", "a", "--owner", "root", "--width", "1"]);
+    assert_eq!(created, "a  (owner root, shard 1, kept until trimmed)\n");
+    assert_eq!(server.run(&["color", "create", "a"]), created, "again, as a script would");
+    for (args, word) in [(["--owner", "eu"], "'eu'"), (["--width", "2"], "2 shards")] {
+        let says = server.fails(&["color", "create", "b", args[0], args[1]], b"", 1);
+        assert!(says.contains(word), "{says}");
+        let says = server.fails(&["color", "create", "a", args[0], args[1]], b"", 1);
+        assert!(says.contains("is there already"), "{says}");
+    }
+    let listed = support::json_lines(&server.run(&["colors", "--json"]));
+    assert_eq!(listed.len(), 1);
+    assert_eq!((&listed[0]["owner"], &listed[0]["shards"]), (&"root".into(), &serde_json::json!([1])));
+}
+
 /// A client that takes one line at a time and tells its number before the next.
 struct Writer {
     input: ChildStdin,

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use flexlog_node::embedded::{Embedded, Options};
-use flexlog_protocol::api::{Answer, AppendRequest, ColorInfo, Hello, Request, RetentionChange, Role};
+use flexlog_protocol::api::{Answer, AppendRequest, ColorInfo, Hello, Placement, Request, RetentionChange, Role};
 use flexlog_protocol::net::{ClientConnection, Connect};
 use flexlog_protocol::{Append, Assign, ClusterId, Record, SeqNum, SessionId, ShardId, Token, wire};
 use uuid::Uuid;
@@ -40,7 +40,12 @@ impl Talk {
 
     async fn color(&mut self, name: &str) -> ColorInfo {
         match self
-            .ask(Request::Lookup { id: 1, name: name.into(), create: true, retention: RetentionChange::default() })
+            .ask(Request::Lookup {
+                id: 1,
+                name: name.into(),
+                create: Some(Placement::default()),
+                retention: RetentionChange::default(),
+            })
             .await
         {
             Answer::Color { info, .. } => info,

@@ -172,7 +172,7 @@ fn none_keeps_everything_from_then_on() {
     server.run(&["color", "create", "b", "--max-age", "1s"]);
     assert_eq!(
         server.run(&["color", "set", "a", "--max-age", "none", "--max-bytes", "none"]),
-        "a  (kept until trimmed)\n"
+        "a  (owner root, shard 1, kept until trimmed)\n"
     );
     let kept = append(&server, "a", &lines(0..64));
     let gone = append(&server, "b", "x\n");
@@ -180,7 +180,7 @@ fn none_keeps_everything_from_then_on() {
     assert_eq!(bytes_left(&server, "a"), 64 * LINE_BYTES);
     assert!(read(&server, "a", &kept[0]).is_ok());
     let tail = support::json_lines(&server.run(&["colors", "--json"]))[1]["tail"].as_str().unwrap().to_owned();
-    assert!(server.run(&["colors"]).ends_with(&format!("b  (next number {tail}, kept 1s)\n")));
+    assert!(server.run(&["colors"]).ends_with(&format!("b  (next number {tail}, owner root, shard 1, kept 1s)\n")));
 }
 
 #[test]

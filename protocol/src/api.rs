@@ -24,8 +24,8 @@ pub enum Request {
         id: RequestId,
         /// The color's name.
         name: String,
-        /// Create it if there is none.
-        create: bool,
+        /// Create it like this if there is none.
+        create: Option<Placement>,
         /// How its [`Retention`] is to be from now on; the answer has it as it is then.
         retention: RetentionChange,
     },
@@ -138,6 +138,15 @@ pub enum Request {
         /// The subscription.
         id: RequestId,
     },
+}
+
+/// Where a color goes that is created. One that is there stays as it is.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Placement {
+    /// The name of the position that counts for it. Without one the node chooses.
+    pub owner: Option<String>,
+    /// How many shards it is on; 0 is 1.
+    pub width: u32,
 }
 
 /// Appends of one session, for some members of its shard.
@@ -349,6 +358,9 @@ pub enum Failure {
         /// What is wrong with it.
         why: String,
     },
+    /// A color cannot be created where it was asked for.
+    #[error("the color cannot be created there: {0}")]
+    Placement(String),
     /// The cluster has as many colors as it can.
     #[error("the cluster has {0} colors, its limit")]
     TooManyColors(u64),
@@ -395,6 +407,8 @@ pub struct ColorInfo {
     pub name: String,
     /// The shards that it may be appended to: as many as its width.
     pub shards: Vec<ShardInfo>,
+    /// The name of the position that counts for it.
+    pub owner: String,
     /// How long its records are kept.
     pub retention: Retention,
 }

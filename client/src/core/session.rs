@@ -1,5 +1,9 @@
 //! One client's dealings with one shard: its session, what waits for it, and what is open in it.
 //!
+//! Members on one node make a lane, which has a connection of its own: bytes go there once, at its own pace. One that is
+//! away holds up no other; when it is back, what is open is sent again, to it alone. A session is opened through one
+//! lane, and through the next with the same nonce if that one does not do it.
+//!
 //! Rules: an append gets a token when it enters the window, and keeps it. A member that refuses for a while is asked
 //! again after a backoff. When the session is over, an append goes to the next one only if nobody can hold it under the
 //! old token: it was never sent, or was sent once and refused by every member.
@@ -14,18 +18,22 @@ use flexlog_protocol::limits::TOKEN_WINDOW;
 use flexlog_protocol::{Append, Assign, ReplicaId, ShardId, Time, Token};
 
 use super::backoff::Backoff;
+use super::nodes::{Lane, NodeId, Paths, Place, To};
 use super::window::{Job, Refused, Settle, Window};
 use super::{AppendFailure, AppendOutcomes, MAX_OPEN_BYTES, open_cost};
 
 /// The first and the longest wait before a member is asked again, in microseconds.
 const RETRY_MICROS: (u64, u64) = (1_000, 200_000);
+/// How long a node may take to open a session before another is asked, in microseconds.
+const OPENING_MICROS: u64 = 2_000_000;
 
 #[derive(Debug)]
 enum State<A> {
     /// No session, and none asked for.
     None,
-    /// Asked for, to be told under this id. `asked`: over the connection in force.
-    Opening { id: RequestId, nonce: Uuid, asked: bool },
+    /// Asked for, to be told under this id. `asked`: over this node's connection in force, with a time to answer if there
+    /// is another to ask.
+    Opening { id: RequestId, nonce: Uuid, asked: Option<(NodeId, Time)> },
     /// There is one.
     Open(Window<A>),
 }
@@ -34,7 +42,9 @@ enum State<A> {
 #[derive(Debug)]
 pub(super) struct ShardSession<A> {
     shard: ShardId,
+    /// All members, of all lanes.
     members: Vec<ReplicaId>,
+    lanes: Vec<Lane>,
     state: State<A>,
     /// What is left of the session before: sent once, its members have not all spoken.
     old: Option<Window<A>>,
@@ -45,31 +55,33 @@ pub(super) struct ShardSession<A> {
     backoff: Backoff,
     /// When members that refused, or the leaf that opened no session, are asked again.
     retry_at: Option<Time>,
-    retry_due: bool,
+    /// For each lane whether its members are to be asked again now.
+    retry_due: Vec<bool>,
     #[cfg(test)]
-    one_answer_is_enough: bool,
+    faults: (bool, bool),
 }
 
 impl<A> ShardSession<A> {
-    pub(super) fn new(shard: ShardId, members: Vec<ReplicaId>, seed: Uuid) -> Self {
+    pub(super) fn new(shard: ShardId, place: &Place, seed: Uuid) -> Self {
         Self {
             shard,
-            members,
+            members: place.view.members.clone(),
+            lanes: place.lanes.clone(),
             state: State::None,
             old: None,
             queued: VecDeque::new(),
             bytes: 0,
             backoff: Backoff::new(RETRY_MICROS.0, RETRY_MICROS.1, seed),
             retry_at: None,
-            retry_due: false,
+            retry_due: vec![false; place.lanes.len()],
             #[cfg(test)]
-            one_answer_is_enough: false,
+            faults: (false, false),
         }
     }
 
     #[cfg(test)]
-    pub(super) fn with_fault(self, one_answer_is_enough: bool) -> Self {
-        Self { one_answer_is_enough, ..self }
+    pub(super) fn with_faults(self, one_answer_is_enough: bool, old_refusals_count: bool) -> Self {
+        Self { faults: (one_answer_is_enough, old_refusals_count), ..self }
     }
 
     fn windows(&self) -> impl Iterator<Item = &Window<A>> {
@@ -99,13 +111,49 @@ impl<A> ShardSession<A> {
     }
 
     pub(super) fn open_with(&mut self, id: RequestId, nonce: Uuid) {
-        self.state = State::Opening { id, nonce, asked: false };
+        self.state = State::Opening { id, nonce, asked: None };
     }
 
-    /// Ends the session, unless something of it is open; the next append opens another. What to send for that.
-    pub(super) fn close(&mut self) -> Option<Request> {
+    /// Wakes the nodes that something is to be sent to.
+    pub(super) fn wake(&self, paths: &mut Paths) {
+        if matches!(self.state, State::Opening { asked: None, .. }) && self.retry_at.is_none() {
+            paths.pick(To::Shard(self.shard));
+        }
+        let window = if let State::Open(window) = &self.state { Some(window) } else { None };
+        let fresh = !self.queued.is_empty() && window.is_some_and(Window::has_room);
+        for (index, lane) in self.lanes.iter().enumerate() {
+            let unsent = fresh || window.is_some_and(|window| window.has_unsent(index));
+            if unsent || self.retry_due.get(index) == Some(&true) {
+                paths.nodes.wake(lane.node);
+            }
+        }
+    }
+
+    /// Whether something that is open waits for this node.
+    pub(super) fn needs(&self, node: NodeId) -> bool {
+        self.open() > 0 && self.lanes.iter().any(|lane| lane.node == node)
+    }
+
+    /// The members are elsewhere, or others, from now on.
+    pub(super) fn moved(&mut self, place: &Place) {
+        let kept: Vec<_> = place.lanes.iter().map(|lane| self.lanes.iter().position(|old| old == lane)).collect();
+        if let State::Open(window) = &mut self.state {
+            window.lanes_changed(&kept);
+        }
+        if let State::Opening { asked, .. } = &mut self.state {
+            *asked = None;
+        }
+        self.members.clone_from(&place.view.members);
+        self.lanes.clone_from(&place.lanes);
+        // Whoever refused before is asked again, or was asked anew.
+        self.retry_due = vec![true; place.lanes.len()];
+    }
+
+    /// Ends the session, unless something of it is open or `node` has no member; the next append opens another. What to
+    /// send there for that.
+    pub(super) fn close(&mut self, node: NodeId) -> Option<Request> {
         let State::Open(Window { session, .. }) = self.state else { return None };
-        if self.open() > 0 {
+        if self.open() > 0 || !self.lanes.iter().any(|lane| lane.node == node) {
             return None;
         }
         self.state = State::None;
@@ -117,18 +165,31 @@ impl<A> ShardSession<A> {
     }
 
     /// The answer to the opening that [`ShardSession::is_opening`] said yes to.
-    pub(super) fn opening_answered(&mut self, now: Time, answer: Answer, done: &mut AppendOutcomes<A>) {
+    pub(super) fn opening_answered(
+        &mut self,
+        now: Time,
+        from: NodeId,
+        answer: Answer,
+        paths: &mut Paths,
+        done: &mut AppendOutcomes<A>,
+    ) {
         match answer {
             Answer::SessionOpened { session, .. } => {
-                let window = Window::new(session);
+                let window = Window::new(session, self.lanes.len());
                 #[cfg(test)]
-                let window = window.with_fault(self.one_answer_is_enough);
+                let window = window.with_faults(self.faults.0, self.faults.1);
                 self.state = State::Open(window);
                 self.backoff.reset();
             }
             Answer::Failed { why: Failure::NotReady(_), .. } => {
                 // The same nonce again, so that an opening that went through after all is found.
-                self.retry_at.get_or_insert(self.backoff.next(now));
+                if let State::Opening { asked, .. } = &mut self.state
+                    && asked.is_none_or(|(node, _)| node == from)
+                {
+                    *asked = None;
+                    paths.move_on(To::Shard(self.shard), from);
+                    self.retry_at.get_or_insert(self.backoff.next(now));
+                }
             }
             Answer::Failed { why, .. } => {
                 self.state = State::None;
@@ -176,7 +237,7 @@ impl<A> ShardSession<A> {
         };
         match window.refused(token.seq, member, why, &self.members, over, &mut settle) {
             Refused::Free(job) => self.submit(job),
-            Refused::Waiting { retry: true } if self.retry_at.is_none() && !self.retry_due => {
+            Refused::Waiting { retry: true } if self.retry_at.is_none() => {
                 self.retry_at = Some(self.backoff.next(now));
             }
             _ => {}
@@ -191,7 +252,7 @@ impl<A> ShardSession<A> {
         if let Some(mut older) = self.old.take() {
             older.fail_all(&AppendFailure::SessionExpired, &mut settle);
         }
-        let free = window.session_over(&mut settle);
+        let free = window.session_over(&self.lanes, &mut settle);
         self.old = Some(window);
         for job in free.into_iter().rev() {
             self.bytes += open_cost(&job.records);
@@ -205,20 +266,26 @@ impl<A> ShardSession<A> {
         }
     }
 
-    pub(super) fn tick(&mut self, now: Time, done: &mut AppendOutcomes<A>) {
+    /// Time has passed. Returns whether somebody was silent about something that is past its deadline.
+    pub(super) fn tick(&mut self, now: Time, paths: &mut Paths, done: &mut AppendOutcomes<A>) -> bool {
         if self.retry_at.is_some_and(|at| at <= now) {
             self.retry_at = None;
-            self.retry_due = true;
-            if let State::Opening { asked, .. } = &mut self.state {
-                *asked = false;
-            }
+            self.retry_due.fill(true);
         }
+        if let State::Opening { asked, .. } = &mut self.state
+            && let Some((node, until)) = *asked
+            && until <= now
+        {
+            *asked = None;
+            paths.move_on(To::Shard(self.shard), node);
+        }
+        let mut silent = false;
         let mut settle = Settle { outcomes: done, bytes: &mut self.bytes };
         if let State::Open(window) = &mut self.state {
-            window.expire(now, &self.members, false, &mut settle);
+            silent |= window.expire(now, &self.members, false, &mut settle);
         }
         if let Some(window) = &mut self.old {
-            window.expire(now, &self.members, true, &mut settle);
+            silent |= window.expire(now, &self.members, true, &mut settle);
         }
         self.drop_old();
         // All of one client's appends have the same time, so the queue is in the order of its deadlines but for what
@@ -232,50 +299,76 @@ impl<A> ShardSession<A> {
                 done.push((job.waiter, Err(AppendFailure::NotSent)));
             }
         }
+        silent
+    }
+
+    /// The nodes that its members are on.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = NodeId> {
+        self.lanes.iter().map(|lane| lane.node)
     }
 
     pub(super) fn next_deadline(&self) -> Option<Time> {
         let queued = self.queued.iter().map(|job| job.deadline).min();
-        self.windows().filter_map(Window::next_deadline).chain(queued).chain(self.retry_at).min()
+        let opening = match &self.state {
+            State::Opening { asked: Some((_, until)), .. } if until.0 < u64::MAX => Some(*until),
+            _ => None,
+        };
+        self.windows().filter_map(Window::next_deadline).chain(queued).chain(self.retry_at).chain(opening).min()
     }
 
-    pub(super) fn disconnected(&mut self, done: &mut AppendOutcomes<A>) {
-        match &mut self.state {
-            State::Open(window) => window.disconnected(),
-            State::Opening { asked, .. } => *asked = false,
-            State::None => {}
+    /// The connection to this node is gone.
+    pub(super) fn disconnected(&mut self, node: NodeId, done: &mut AppendOutcomes<A>) {
+        if let State::Opening { asked, .. } = &mut self.state
+            && asked.is_some_and(|(whom, _)| whom == node)
+        {
+            *asked = None;
+            self.retry_at = None;
         }
-        if let Some(mut window) = self.old.take() {
+        let Some(index) = self.lanes.iter().position(|lane| lane.node == node) else { return };
+        let members = &self.lanes[index].members;
+        if let State::Open(window) = &mut self.state {
+            window.lane_lost(index, members);
+        }
+        if let Some(window) = &mut self.old {
             // Nobody will say any more what became of it.
             let mut settle = Settle { outcomes: done, bytes: &mut self.bytes };
-            window.fail_all(&AppendFailure::SessionExpired, &mut settle);
+            window.lane_lost_for_good(members, &mut settle);
         }
-        self.retry_at = None;
-        self.retry_due = false;
+        self.drop_old();
+        self.retry_due[index] = false;
+        if self.lanes.len() == 1 {
+            self.retry_at = None;
+        }
         self.backoff.reset();
     }
 
-    pub(super) fn take_requests(&mut self, into: &mut Vec<Request>) {
-        let (shard, retry_due) = (self.shard, std::mem::take(&mut self.retry_due));
+    /// What is to be sent to `node`.
+    pub(super) fn take_requests(&mut self, now: Time, node: NodeId, paths: &mut Paths, into: &mut Vec<Request>) {
+        let shard = self.shard;
         if let State::Opening { id, nonce, asked } = &mut self.state
-            && !*asked
+            && asked.is_none()
             && self.retry_at.is_none()
+            && paths.pick(To::Shard(shard)) == node
         {
-            *asked = true;
+            let choice = paths.place(shard).is_some_and(|place| place.route.has_choice());
+            *asked = Some((node, if choice { now.after(OPENING_MICROS) } else { Time(u64::MAX) }));
             into.push(Request::OpenSession { id: *id, shard, nonce: *nonce });
         }
+        let Some(index) = self.lanes.iter().position(|lane| lane.node == node) else { return };
+        let lane = &self.lanes[index].members;
+        let retry_due = self.retry_due.get_mut(index).is_some_and(std::mem::take);
         let request = |window: &Window<A>, members: Vec<ReplicaId>, appends| {
             let (session, low) = (window.session, window.low());
             Request::Append(Arc::new(AppendRequest { shard, session, low, members, appends }))
         };
         if retry_due && let Some(window) = &mut self.old {
-            for (members, appends) in window.take_retries() {
+            for (members, appends) in window.take_retries(lane) {
                 into.push(request(window, members, appends));
             }
         }
         let State::Open(window) = &mut self.state else { return };
         if retry_due {
-            for (members, appends) in window.take_retries() {
+            for (members, appends) in window.take_retries(lane) {
                 into.push(request(window, members, appends));
             }
         }
@@ -293,10 +386,10 @@ impl<A> ShardSession<A> {
                 }
             }
         }
-        if window.has_unsent() {
-            let appends = window.take_unsent();
+        if window.has_unsent(index) {
+            let appends = window.take_unsent(index);
             if !appends.is_empty() {
-                into.push(request(window, self.members.clone(), appends));
+                into.push(request(window, lane.clone(), appends));
             }
         }
     }

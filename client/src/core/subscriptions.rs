@@ -1,4 +1,4 @@
-//! Subscriptions: where each one is, and how much the node may still send.
+//! Subscriptions to one shard: where each one is, and how much the node may still send.
 //!
 //! Each has a window of bytes. What was delivered and not taken yet, and what the node may still send, together never
 //! exceed it by more than one record, so a slow user costs that much memory and no more. After a reconnect a subscription goes on
@@ -8,9 +8,10 @@ use rustc_hash::FxHashMap;
 use uuid::Uuid;
 
 use flexlog_protocol::api::{Answer, Failure, Request, RequestId, delivered_cost};
-use flexlog_protocol::{Color, Record, SeqNum, Tag, Time};
+use flexlog_protocol::{Color, Record, SeqNum, ShardId, Tag, Time};
 
 use super::backoff::Backoff;
+use super::nodes::{NodeId, Paths, To};
 
 /// The first and the longest wait before a node that is not ready is asked again, in microseconds.
 const RETRY_MICROS: (u64, u64) = (5_000, 500_000);
@@ -46,6 +47,9 @@ pub enum Delivery {
 struct Subscription<S> {
     /// `from` is the first number that did not come yet.
     wanted: Wanted,
+    shard: ShardId,
+    /// Whom it is at.
+    at: NodeId,
     window: u64,
     /// Bytes that came and that the user has not taken.
     held: u64,
@@ -63,7 +67,7 @@ pub(super) struct Subscriptions<S> {
     open: FxHashMap<RequestId, Subscription<S>>,
     /// Those that may have something to send.
     dirty: Vec<RequestId>,
-    ended: Vec<RequestId>,
+    ended: Vec<(NodeId, RequestId)>,
     backoff: Backoff,
 }
 
@@ -73,8 +77,18 @@ impl<S: Clone> Subscriptions<S> {
         Self { open: FxHashMap::default(), dirty: Vec::new(), ended: Vec::new(), backoff }
     }
 
-    pub(super) fn begin(&mut self, id: RequestId, wanted: Wanted, window: u64, handle: S) {
-        let subscription = Subscription { wanted, window, held: 0, owed: 0, asked: false, retry_at: None, handle };
+    pub(super) fn begin(
+        &mut self,
+        id: RequestId,
+        wanted: Wanted,
+        shard: ShardId,
+        window: u64,
+        handle: S,
+        paths: &mut Paths,
+    ) {
+        let at = paths.pick(To::Shard(shard));
+        let (held, owed, asked, retry_at) = (0, 0, false, None);
+        let subscription = Subscription { wanted, shard, at, window, held, owed, asked, retry_at, handle };
         self.open.insert(id, subscription);
         self.dirty.push(id);
     }
@@ -83,40 +97,65 @@ impl<S: Clone> Subscriptions<S> {
         self.open.contains_key(&id)
     }
 
-    pub(super) fn into_handles(self) -> impl Iterator<Item = S> {
-        self.open.into_values().map(|subscription| subscription.handle)
-    }
-
-    pub(super) fn consumed(&mut self, id: RequestId, bytes: u64) {
+    pub(super) fn consumed(&mut self, id: RequestId, bytes: u64, paths: &mut Paths) {
         if let Some(subscription) = self.open.get_mut(&id) {
             subscription.held = subscription.held.saturating_sub(bytes);
             subscription.owed += bytes;
             // Not for each record: a quarter of the window is worth a message.
             if subscription.owed >= subscription.window / 4 {
                 self.dirty.push(id);
+                paths.nodes.wake(subscription.at);
             }
         }
     }
 
-    pub(super) fn end(&mut self, id: RequestId, connected: bool) {
-        if self.open.remove(&id).is_some_and(|subscription| subscription.asked && connected) {
-            self.ended.push(id);
+    pub(super) fn end(&mut self, id: RequestId, paths: &mut Paths) {
+        if let Some(subscription) = self.open.remove(&id)
+            && subscription.asked
+        {
+            self.ended.push((subscription.at, id));
+            paths.nodes.wake(subscription.at);
         }
     }
 
-    pub(super) fn begin_all_again(&mut self) {
-        self.ended.clear();
-        self.dirty = self.open.keys().copied().collect();
-        self.dirty.sort_unstable();
-        for subscription in self.open.values_mut() {
+    /// The connection to this node is gone, and its subscriptions with it.
+    pub(super) fn disconnected(&mut self, node: NodeId) {
+        self.ended.retain(|(at, _)| *at != node);
+        for subscription in self.open.values_mut().filter(|subscription| subscription.at == node) {
             subscription.asked = false;
             subscription.retry_at = None;
         }
         self.backoff.reset();
     }
 
-    pub(super) fn answer(&mut self, now: Time, id: RequestId, answer: Answer, out: &mut Vec<(S, Delivery)>) {
-        let Some(subscription) = self.open.get_mut(&id) else { return };
+    /// Some node came or went: what was not asked goes to whoever is to be asked now.
+    pub(super) fn steer(&mut self, paths: &mut Paths) {
+        for (id, subscription) in &mut self.open {
+            if !subscription.asked && subscription.retry_at.is_none() {
+                subscription.at = paths.pick(To::Shard(subscription.shard));
+                self.dirty.push(*id);
+            }
+        }
+        self.dirty.sort_unstable();
+        self.dirty.dedup();
+    }
+
+    /// Whether something is at this node.
+    pub(super) fn needs(&self, node: NodeId) -> bool {
+        self.open.values().any(|subscription| subscription.at == node)
+    }
+
+    pub(super) fn answer(
+        &mut self,
+        now: Time,
+        from: NodeId,
+        id: RequestId,
+        answer: Answer,
+        paths: &mut Paths,
+        out: &mut Vec<(S, Delivery)>,
+    ) {
+        // One that moved hears no more of where it was.
+        let Some(subscription) = self.open.get_mut(&id).filter(|subscription| subscription.at == from) else { return };
         let delivery = match answer {
             Answer::Delivered { mut records, upto, .. } => {
                 let next = subscription.wanted.from;
@@ -141,6 +180,7 @@ impl<S: Clone> Subscriptions<S> {
             Answer::Failed { why: Failure::NotReady(_), .. } => {
                 subscription.asked = false;
                 subscription.retry_at = Some(self.backoff.next(now));
+                paths.move_on(To::Shard(subscription.shard), from);
                 return;
             }
             Answer::Failed { why, .. } => {
@@ -155,10 +195,11 @@ impl<S: Clone> Subscriptions<S> {
         out.push((subscription.handle.clone(), delivery));
     }
 
-    pub(super) fn tick(&mut self, now: Time) {
+    pub(super) fn tick(&mut self, now: Time, paths: &mut Paths) {
         for (id, subscription) in &mut self.open {
             if subscription.retry_at.is_some_and(|at| at <= now) {
                 subscription.retry_at = None;
+                subscription.at = paths.pick(To::Shard(subscription.shard));
                 self.dirty.push(*id);
             }
         }
@@ -168,9 +209,13 @@ impl<S: Clone> Subscriptions<S> {
         self.open.values().filter_map(|subscription| subscription.retry_at).min()
     }
 
-    pub(super) fn take_requests(&mut self, into: &mut Vec<Request>) {
-        into.extend(self.ended.drain(..).map(|id| Request::Unsubscribe { id }));
-        for id in self.dirty.drain(..) {
+    pub(super) fn take_requests(&mut self, node: NodeId, into: &mut Vec<Request>) {
+        let ended = self.ended.extract_if(.., |(at, _)| *at == node);
+        into.extend(ended.map(|(_, id)| Request::Unsubscribe { id }));
+        let open = &self.open;
+        let here = |id: &mut RequestId| open.get(id).is_none_or(|subscription| subscription.at == node);
+        let dirty: Vec<_> = self.dirty.extract_if(.., here).collect();
+        for id in dirty {
             let Some(subscription) = self.open.get_mut(&id) else { continue };
             if subscription.retry_at.is_some() {
                 continue;

@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
-use flexlog_protocol::api::{AppendRequest, Appended};
+use flexlog_protocol::api::{AppendRequest, Appended, ShardInfo};
 use flexlog_protocol::limits::TOKEN_WINDOW;
 use flexlog_protocol::{Assign, Epoch, Lsn, ReplicaId, SessionId, Token, View, ViewNumber};
 
-use super::model::shard_info;
+use super::model::{color_info, shard_info};
 use super::*;
 use AppendRefusal::{Busy, Conflict, Full, NotReady, SessionExpired, StorageFailed, TooOld, Unsupported};
 
 const SHARD: ShardId = ShardId(4);
+const HOME: NodeId = NodeId::HOME;
+const AT_SHARD: To = To::Shard(SHARD);
 
 type TestCore = Core<u32, u32, u32>;
 
@@ -32,8 +34,9 @@ fn number(counter: u32) -> SeqNum {
 
 impl Bench {
     fn new() -> Self {
-        let mut core = Core::new(Uuid::from_u128(1));
-        core.connected();
+        let mut core = Core::new(Uuid::from_u128(1), &["home".to_owned()]);
+        core.connected(HOME);
+        core.learn(HOME, &color_info(&["", "", ""]));
         let session = SessionId { epoch: Epoch(1), lsn: Lsn(10) };
         Self { core, now: Time(0), session, sent: Vec::new() }
     }
@@ -53,11 +56,11 @@ impl Bench {
     fn submit(&mut self, waiter: u32) {
         let deadline = self.now.after(30_000_000);
         let job = Job { color: Color(6), records: vec![record("r")], deadline, waiter };
-        self.core.submit(&shard_info(), job);
+        self.core.submit(SHARD, job);
     }
 
     fn send(&mut self) -> Vec<Request> {
-        self.core.take_requests(&mut self.sent);
+        self.core.take_requests(self.now, HOME, &mut self.sent);
         std::mem::take(&mut self.sent)
     }
 
@@ -70,7 +73,7 @@ impl Bench {
     fn open(&mut self) -> Uuid {
         let sent = self.send();
         let [Request::OpenSession { id, shard: SHARD, nonce }] = sent.as_slice() else { panic!("{sent:?}") };
-        self.core.answer(self.now, Answer::SessionOpened { id: *id, session: self.session });
+        self.core.answer(self.now, HOME, Answer::SessionOpened { id: *id, session: self.session });
         *nonce
     }
 
@@ -80,15 +83,15 @@ impl Bench {
 
     fn say(&mut self, members: &[u32], view: u32, settled: bool, seq: u64, tokens: u32, first: u32) {
         let run = Assign { tokens, ..Assign::one(self.token(seq), Color(6), number(first), 1) };
-        let view = View { number: ViewNumber(view), ..shard_info().view };
+        let view = View { number: ViewNumber(view), ..shard_info(&[""; 3]).view };
         let members = members.iter().copied().map(ReplicaId).collect();
-        self.core.answer(self.now, Answer::Appended(Appended { members, view, settled, runs: vec![run] }));
+        self.core.answer(self.now, HOME, Answer::Appended(Appended { members, view, settled, runs: vec![run] }));
     }
 
     fn refuse(&mut self, members: &[u32], seq: u64, why: AppendRefusal) {
         for member in members {
             let (token, member) = (self.token(seq), ReplicaId(*member));
-            self.core.answer(self.now, Answer::AppendRefused { token, member, why });
+            self.core.answer(self.now, HOME, Answer::AppendRefused { token, member, why });
         }
     }
 
@@ -117,7 +120,7 @@ fn appends_wait_for_the_session_and_go_in_one_message() {
     let sent = bench.appends();
     let [request] = sent.as_slice() else { panic!("{sent:?}") };
     assert_eq!((request.session, request.low), (bench.session, 1));
-    assert_eq!(request.members, shard_info().view.members);
+    assert_eq!(request.members, shard_info(&[""; 3]).view.members);
     assert_eq!(request.appends.iter().map(|append| append.token().seq).collect::<Vec<_>>(), [1, 2]);
     assert!(bench.send().is_empty());
 }
@@ -170,7 +173,7 @@ fn runs_of_all_members_finish_many_at_once_and_the_low_mark_follows() {
 #[test]
 fn answers_about_other_records_are_passed_over() {
     let mut bench = Bench::with_appends(1);
-    let view = shard_info().view;
+    let view = shard_info(&[""; 3]).view;
     for run in [
         Assign::one(bench.token(1), Color(7), number(1), 1),
         Assign::one(bench.token(1), Color(6), number(1), 2),
@@ -179,7 +182,7 @@ fn answers_about_other_records_are_passed_over() {
         Assign::one(Token { shard: ShardId(9), ..bench.token(1) }, Color(6), number(1), 1),
     ] {
         let appended = Appended { members: view.members.clone(), view: view.clone(), settled: true, runs: vec![run] };
-        bench.core.answer(bench.now, Answer::Appended(appended));
+        bench.core.answer(bench.now, HOME, Answer::Appended(appended));
     }
     assert!(bench.done().is_empty());
     assert_eq!(bench.core.open_appends(), 1);
@@ -205,7 +208,7 @@ fn bytes_are_bounded_and_given_back() {
     let mut count = 0;
     while bench.core.has_room(SHARD, cost) {
         let job = Job { color: Color(6), records: records(), deadline: Time(1_000), waiter: count };
-        bench.core.submit(&shard_info(), job);
+        bench.core.submit(SHARD, job);
         count += 1;
     }
     assert_eq!(u64::from(count), MAX_OPEN_BYTES / cost);
@@ -267,8 +270,8 @@ fn full_is_no_answer_while_someone_may_have_it() {
     assert!(bench.done().is_empty());
     // It was sent over an earlier connection too: that frame may still arrive.
     let mut bench = Bench::with_appends(1);
-    bench.core.disconnected();
-    bench.core.connected();
+    bench.core.disconnected(HOME);
+    bench.core.connected(HOME);
     assert_eq!(bench.appends().len(), 1);
     bench.refuse(&[1, 2, 3], 1, Full);
     assert!(bench.done().is_empty());
@@ -299,8 +302,8 @@ fn final_refusals_count_when_everyone_refused() {
         bench.refuse(&[1], 2, why);
         bench.pass(1_000_000);
         assert!(bench.send().is_empty());
-        bench.core.disconnected();
-        bench.core.connected();
+        bench.core.disconnected(HOME);
+        bench.core.connected(HOME);
         bench.send();
         bench.refuse(&[1, 2, 3], 2, why);
         assert_eq!(bench.done(), [(2, Err(AppendFailure::RefusedLater(why)))]);
@@ -366,8 +369,8 @@ fn what_an_expired_session_may_hold_is_not_appended_again() {
     assert!(AppendFailure::SessionExpired.is_outcome_unknown());
     // It was sent over an earlier connection.
     let mut bench = Bench::with_appends(1);
-    bench.core.disconnected();
-    bench.core.connected();
+    bench.core.disconnected(HOME);
+    bench.core.connected(HOME);
     assert_eq!(bench.appends().len(), 1);
     bench.refuse(&[1], 1, SessionExpired);
     assert_eq!(bench.done(), [(1, Err(AppendFailure::SessionExpired))]);
@@ -375,7 +378,7 @@ fn what_an_expired_session_may_hold_is_not_appended_again() {
     // Its members can no longer say.
     let mut bench = Bench::with_appends(1);
     bench.refuse(&[1], 1, SessionExpired);
-    bench.core.disconnected();
+    bench.core.disconnected(HOME);
     assert_eq!(bench.done(), [(1, Err(AppendFailure::SessionExpired))]);
     // A member answers for it after all.
     let mut bench = Bench::with_appends(1);
@@ -389,10 +392,10 @@ fn after_a_lost_connection_everything_open_is_sent_again_in_the_same_session() {
     let mut bench = Bench::with_appends(3);
     bench.say(&[1, 2, 3], 1, false, 2, 1, 9);
     bench.say(&[1, 2], 1, false, 1, 1, 8);
-    bench.core.disconnected();
+    bench.core.disconnected(HOME);
     bench.submit(4);
     assert!(bench.send().is_empty());
-    bench.core.connected();
+    bench.core.connected(HOME);
     let sent = bench.appends();
     let seqs: Vec<_> = sent[0].appends.iter().map(|append| append.token().seq).collect();
     assert_eq!((sent.len(), sent[0].session, seqs), (1, bench.session, vec![1, 3, 4]));
@@ -406,12 +409,12 @@ fn an_opening_is_asked_again_with_the_same_nonce() {
     let mut bench = Bench::new();
     bench.submit(1);
     let Request::OpenSession { id, nonce, .. } = bench.send().remove(0) else { panic!() };
-    bench.core.disconnected();
-    bench.core.connected();
+    bench.core.disconnected(HOME);
+    bench.core.connected(HOME);
     let Request::OpenSession { nonce: again, .. } = bench.send().remove(0) else { panic!() };
     assert_eq!(nonce, again);
     let why = Failure::NotReady("no leaf".into());
-    bench.core.answer(bench.now, Answer::Failed { id, why });
+    bench.core.answer(bench.now, HOME, Answer::Failed { id, why });
     assert!(bench.send().is_empty());
     bench.pass(1_000);
     assert_eq!(bench.open(), nonce);
@@ -423,7 +426,7 @@ fn a_session_that_is_refused_fails_what_waits_for_it() {
     let mut bench = Bench::new();
     bench.submit(1);
     let Request::OpenSession { id, .. } = bench.send().remove(0) else { panic!() };
-    bench.core.answer(bench.now, Answer::Failed { id, why: Failure::TooManySessions });
+    bench.core.answer(bench.now, HOME, Answer::Failed { id, why: Failure::TooManySessions });
     assert_eq!(bench.done(), [(1, Err(AppendFailure::NoSession(Failure::TooManySessions)))]);
     bench.submit(2);
     bench.open();
@@ -434,14 +437,14 @@ fn a_session_with_nothing_open_is_closed_and_the_next_append_opens_another() {
     let mut bench = Bench::with_appends(1);
     let close = |bench: &mut Bench| {
         let mut sent = Vec::new();
-        bench.core.close_sessions(&mut sent);
+        bench.core.close_sessions(HOME, &mut sent);
         sent
     };
     assert_eq!(close(&mut bench), [], "an append is open");
     bench.say(&[1, 2, 3], 1, false, 1, 1, 50);
-    bench.core.disconnected();
+    bench.core.disconnected(HOME);
     assert_eq!(close(&mut bench), [], "nobody would hear it");
-    bench.core.connected();
+    bench.core.connected(HOME);
     assert_eq!(close(&mut bench), [Request::CloseSession { shard: SHARD, session: bench.session }]);
     assert_eq!(close(&mut bench), []);
     bench.session.lsn = Lsn(11);
@@ -454,18 +457,18 @@ fn a_session_with_nothing_open_is_closed_and_the_next_append_opens_another() {
 fn calls_are_asked_again_and_answered_once() {
     let mut bench = Bench::new();
     let color = Color(1);
-    bench.core.call(Time(500), 7, |id| Request::Tail { id, color });
-    bench.core.call(Time(500), 8, |id| Request::Tail { id, color });
+    bench.core.call(Time(500), AT_SHARD, 7, |id| Request::Tail { id, color });
+    bench.core.call(Time(500), AT_SHARD, 8, |id| Request::Tail { id, color });
     let sent = bench.send();
-    bench.core.answer(bench.now, Answer::Tail { id: 1, tail: number(3) });
-    bench.core.answer(bench.now, Answer::Tail { id: 1, tail: number(4) });
+    bench.core.answer(bench.now, HOME, Answer::Tail { id: 1, tail: number(3) });
+    bench.core.answer(bench.now, HOME, Answer::Tail { id: 1, tail: number(4) });
     let calls = bench.outcomes().calls;
     assert_eq!(calls, [(7, Ok(Answer::Tail { id: 1, tail: number(3) }))]);
-    bench.core.disconnected();
-    bench.core.connected();
+    bench.core.disconnected(HOME);
+    bench.core.connected(HOME);
     assert_eq!(bench.send(), sent[1..]);
     let why = Failure::NotReady("recovering".into());
-    bench.core.answer(bench.now, Answer::Failed { id: 2, why });
+    bench.core.answer(bench.now, HOME, Answer::Failed { id: 2, why });
     assert!(bench.outcomes().calls.is_empty());
     bench.pass(500);
     assert_eq!(bench.outcomes().calls, [(8, Err(CallFailure::Deadline(Some("recovering".into()))))]);
@@ -476,14 +479,14 @@ fn calls_are_asked_again_and_answered_once() {
 #[test]
 fn a_node_that_is_not_ready_is_asked_again() {
     let mut bench = Bench::new();
-    bench.core.call(Time(10_000_000), 7, |id| Request::Status { id });
+    bench.core.call(Time(10_000_000), AT_SHARD, 7, |id| Request::Status { id });
     let sent = bench.send();
-    bench.core.answer(bench.now, Answer::Failed { id: 1, why: Failure::NotReady("x".into()) });
+    bench.core.answer(bench.now, HOME, Answer::Failed { id: 1, why: Failure::NotReady("x".into()) });
     assert!(bench.send().is_empty());
     bench.pass(bench.core.next_deadline().unwrap().0);
     assert_eq!(bench.send(), sent);
     let why = Failure::Unreadable("damaged".into());
-    bench.core.answer(bench.now, Answer::Failed { id: 1, why: why.clone() });
+    bench.core.answer(bench.now, HOME, Answer::Failed { id: 1, why: why.clone() });
     assert_eq!(bench.outcomes().calls, [(7, Err(CallFailure::Failed(why)))]);
 }
 
@@ -497,7 +500,7 @@ fn delivered(id: RequestId, numbers: std::ops::Range<u32>, bytes: usize) -> Answ
 fn a_subscription_gives_credit_back_in_portions_and_never_more_than_its_window() {
     let mut bench = Bench::new();
     let wanted = Wanted::all(Color(1), number(0));
-    let id = bench.core.subscribe(wanted, 10_000, 5);
+    let id = bench.core.subscribe(&wanted, &[SHARD], 10_000, 5);
     let sent = bench.send();
     let [Request::Subscribe { credit, .. }] = sent.as_slice() else { panic!("{sent:?}") };
     let mut credit = *credit;
@@ -506,7 +509,7 @@ fn a_subscription_gives_credit_back_in_portions_and_never_more_than_its_window()
     let (mut held, mut next) = (0, 0);
     for round in 0..200 {
         while credit >= 532 {
-            bench.core.answer(bench.now, delivered(id, next..next + 1, 500));
+            bench.core.answer(bench.now, HOME, delivered(id, next..next + 1, 500));
             next += 1;
             credit -= 532;
             held += 532;
@@ -537,19 +540,19 @@ fn a_subscription_gives_credit_back_in_portions_and_never_more_than_its_window()
 #[test]
 fn a_subscription_goes_on_where_it_was() {
     let mut bench = Bench::new();
-    let id = bench.core.subscribe(Wanted::all(Color(1), number(0)), 10_000, 5);
+    let id = bench.core.subscribe(&Wanted::all(Color(1), number(0)), &[SHARD], 10_000, 5);
     bench.send();
-    bench.core.answer(bench.now, delivered(id, 0..4, 968));
+    bench.core.answer(bench.now, HOME, delivered(id, 0..4, 968));
     bench.core.consumed(id, 1_000);
-    bench.core.disconnected();
-    bench.core.connected();
+    bench.core.disconnected(HOME);
+    bench.core.connected(HOME);
     let sent = bench.send();
     let [Request::Subscribe { from, credit, .. }] = sent.as_slice() else { panic!("{sent:?}") };
     // 3 records of 1000 are with the user.
     assert_eq!((*from, *credit), (number(4), 7_000));
     bench.outcomes();
-    bench.core.answer(bench.now, delivered(id, 2..6, 1));
-    bench.core.answer(bench.now, delivered(id, 2..6, 1));
+    bench.core.answer(bench.now, HOME, delivered(id, 2..6, 1));
+    bench.core.answer(bench.now, HOME, delivered(id, 2..6, 1));
     let numbers = |deliveries: Vec<(u32, Delivery)>| -> Vec<u32> {
         let records = deliveries.into_iter().flat_map(|(_, delivery)| match delivery {
             Delivery::Records { records, .. } => records,
@@ -558,33 +561,220 @@ fn a_subscription_goes_on_where_it_was() {
         records.map(|(number, _)| number.counter()).collect()
     };
     assert_eq!(numbers(bench.outcomes().deliveries), [4, 5]);
-    bench.core.answer(bench.now, Answer::Trimmed { id, point: number(3) });
+    bench.core.answer(bench.now, HOME, Answer::Trimmed { id, point: number(3) });
     assert!(bench.outcomes().deliveries.is_empty());
-    bench.core.answer(bench.now, Answer::Trimmed { id, point: number(30) });
+    bench.core.answer(bench.now, HOME, Answer::Trimmed { id, point: number(30) });
     assert_eq!(bench.outcomes().deliveries, [(5, Delivery::Trimmed(number(30)))]);
-    bench.core.answer(bench.now, delivered(id, 31..32, 1));
+    bench.core.answer(bench.now, HOME, delivered(id, 31..32, 1));
     assert_eq!(numbers(bench.outcomes().deliveries), [31]);
 }
 
 #[test]
 fn a_subscription_ends_with_a_failure_or_with_its_user() {
     let mut bench = Bench::new();
-    let id = bench.core.subscribe(Wanted::all(Color(1), number(0)), 10_000, 5);
+    let id = bench.core.subscribe(&Wanted::all(Color(1), number(0)), &[SHARD], 10_000, 5);
     bench.send();
     // Not for want of readiness.
-    bench.core.answer(bench.now, Answer::Failed { id, why: Failure::NotReady("x".into()) });
+    bench.core.answer(bench.now, HOME, Answer::Failed { id, why: Failure::NotReady("x".into()) });
     assert!(bench.send().is_empty());
     bench.pass(5_000);
     assert!(matches!(bench.send().as_slice(), [Request::Subscribe { .. }]));
     let why = Failure::NoSuchColor("c".into());
-    bench.core.answer(bench.now, Answer::Failed { id, why: why.clone() });
+    bench.core.answer(bench.now, HOME, Answer::Failed { id, why: why.clone() });
     assert_eq!(bench.outcomes().deliveries, [(5, Delivery::Failed(why))]);
     bench.core.unsubscribe(id);
     assert!(bench.send().is_empty());
-    let id = bench.core.subscribe(Wanted::all(Color(1), number(0)), 10_000, 6);
+    let id = bench.core.subscribe(&Wanted::all(Color(1), number(0)), &[SHARD], 10_000, 6);
     bench.send();
     bench.core.unsubscribe(id);
     assert_eq!(bench.send(), [Request::Unsubscribe { id }]);
-    bench.core.answer(bench.now, delivered(id, 0..1, 1));
+    bench.core.answer(bench.now, HOME, delivered(id, 0..1, 1));
     assert!(bench.outcomes().is_empty());
+}
+
+/// A bench whose members are at three nodes: home, and two that it is connected to.
+fn spread() -> (Bench, [NodeId; 3]) {
+    let mut bench = Bench::new();
+    bench.core.learn(HOME, &color_info(&["", "b", "c"]));
+    let nodes = [HOME, NodeId(1), NodeId(2)];
+    bench.submit(1);
+    nodes.iter().for_each(|node| bench.core.connected(*node));
+    (bench, nodes)
+}
+
+impl Bench {
+    fn sent_to(&mut self, node: NodeId) -> Vec<Request> {
+        self.core.take_requests(self.now, node, &mut self.sent);
+        std::mem::take(&mut self.sent)
+    }
+
+    fn appends_to(&mut self, node: NodeId) -> Vec<(Vec<u32>, Vec<u64>)> {
+        let only = |request| if let Request::Append(append) = request { append } else { panic!("{request:?}") };
+        let sent: Vec<_> = self.sent_to(node).into_iter().map(only).collect();
+        let seqs = |request: &AppendRequest| request.appends.iter().map(|append| append.token().seq).collect();
+        sent.iter().map(|one| (one.members.iter().map(|member| member.0).collect(), seqs(one))).collect()
+    }
+
+    /// The one node that is asked to open the session, and what it is asked.
+    fn opening(&mut self, nodes: [NodeId; 3]) -> (NodeId, RequestId, Uuid) {
+        let mut found = Vec::new();
+        for node in nodes {
+            for request in self.sent_to(node) {
+                if let Request::OpenSession { id, nonce, .. } = request {
+                    found.push((node, id, nonce));
+                }
+            }
+        }
+        assert_eq!(found.len(), 1, "{found:?}");
+        found[0]
+    }
+}
+
+#[test]
+fn each_node_gets_what_is_for_its_members_and_a_lost_one_gets_it_again_alone() {
+    let (mut bench, nodes) = spread();
+    let (at, id, _) = bench.opening(nodes);
+    bench.core.answer(bench.now, at, Answer::SessionOpened { id, session: bench.session });
+    for (node, member) in nodes.into_iter().zip(1..) {
+        assert_eq!(bench.appends_to(node), [(vec![member], vec![1])]);
+    }
+    bench.core.disconnected(nodes[1]);
+    bench.submit(2);
+    assert_eq!(bench.appends_to(nodes[0]), [(vec![1], vec![2])]);
+    assert_eq!(bench.appends_to(nodes[1]), []);
+    bench.say(&[1, 3], 1, false, 1, 2, 50);
+    assert!(bench.done().is_empty(), "one member has not answered");
+    bench.core.connected(nodes[1]);
+    assert_eq!(bench.appends_to(nodes[1]), [(vec![2], vec![1, 2])]);
+    assert_eq!(bench.appends_to(nodes[0]), []);
+    assert_eq!(bench.appends_to(nodes[2]), [(vec![3], vec![2])]);
+    bench.say(&[2], 1, false, 1, 2, 50);
+    assert_eq!(bench.done(), [(1, Ok(number(50))), (2, Ok(number(51)))]);
+}
+
+#[test]
+fn a_session_is_opened_through_another_node_with_the_same_nonce() {
+    let (mut bench, nodes) = spread();
+    let (first, id, nonce) = bench.opening(nodes);
+    let why = Failure::NotReady("no leaf".into());
+    bench.core.answer(bench.now, first, Answer::Failed { id, why });
+    bench.pass(1_000);
+    let (second, id, again) = bench.opening(nodes);
+    assert!(first != second && nonce == again);
+    // It says nothing.
+    assert!(bench.core.next_deadline().unwrap() <= bench.now.after(2_000_000));
+    bench.pass(2_000_000);
+    let (third, _, again) = bench.opening(nodes);
+    assert!(third != first && third != second && nonce == again);
+    bench.core.disconnected(third);
+    let (fourth, _, again) = bench.opening(nodes);
+    assert!(fourth != third && nonce == again);
+    // Whoever answers, it is the same session.
+    bench.core.answer(bench.now, second, Answer::SessionOpened { id, session: bench.session });
+    assert_eq!(bench.appends_to(first).len(), 1);
+}
+
+#[test]
+fn what_a_node_was_never_sent_its_members_do_not_hold_when_the_session_expires() {
+    let (mut bench, nodes) = spread();
+    let (at, id, _) = bench.opening(nodes);
+    let away = nodes.into_iter().find(|node| *node != at).unwrap();
+    bench.core.disconnected(away);
+    bench.core.answer(bench.now, at, Answer::SessionOpened { id, session: bench.session });
+    for node in nodes {
+        assert_eq!(bench.appends_to(node).len(), usize::from(node != away));
+    }
+    for (node, member) in nodes.into_iter().zip(1..).filter(|(node, _)| *node != away) {
+        let (token, member) = (bench.token(1), ReplicaId(member));
+        bench.core.answer(bench.now, node, Answer::AppendRefused { token, member, why: SessionExpired });
+    }
+    assert!(bench.done().is_empty());
+    bench.session.lsn = Lsn(11);
+    let (at, id, _) = bench.opening(nodes);
+    bench.core.answer(bench.now, at, Answer::SessionOpened { id, session: bench.session });
+    assert_eq!(bench.appends_to(at).len(), 1, "it goes under the next session");
+}
+
+#[test]
+fn calls_move_to_the_next_member_and_silent_nodes_are_named() {
+    let (mut bench, nodes) = spread();
+    bench.core.call(Time(3_000_000), AT_SHARD, 7, |id| Request::Tail { id, color: Color(6) });
+    let asked = |bench: &mut Bench| {
+        let is_tail = |request: &Request| matches!(request, Request::Tail { .. });
+        nodes.into_iter().filter(|node| bench.sent_to(*node).iter().any(is_tail)).collect::<Vec<_>>()
+    };
+    let first = asked(&mut bench);
+    assert_eq!(first.len(), 1);
+    bench.core.disconnected(first[0]);
+    let second = asked(&mut bench);
+    assert!(second.len() == 1 && second != first);
+    bench.core.take_silent();
+    bench.pass(3_000_000);
+    assert_eq!(bench.outcomes().calls, [(7, Err(CallFailure::Deadline(None)))]);
+    assert_eq!(bench.core.take_silent(), second);
+}
+
+#[test]
+fn members_that_moved_are_sent_what_is_open() {
+    let (mut bench, nodes) = spread();
+    let (at, id, _) = bench.opening(nodes);
+    bench.core.answer(bench.now, at, Answer::SessionOpened { id, session: bench.session });
+    nodes.iter().for_each(|node| drop(bench.appends_to(*node)));
+    bench.core.learn(HOME, &color_info(&["", "b", "d"]));
+    let moved = NodeId(3);
+    assert!(bench.core.wanted_nodes().any(|(node, address)| node == moved && address == "d"));
+    bench.core.connected(moved);
+    assert_eq!(bench.appends_to(moved), [(vec![3], vec![1])]);
+    assert_eq!(bench.appends_to(nodes[1]), []);
+}
+
+#[test]
+fn a_newer_view_is_looked_up() {
+    let (mut bench, nodes) = spread();
+    let (at, id, _) = bench.opening(nodes);
+    bench.core.answer(bench.now, at, Answer::SessionOpened { id, session: bench.session });
+    nodes.iter().for_each(|node| drop(bench.appends_to(*node)));
+    bench.say(&[1], 2, false, 1, 1, 50);
+    bench.pass(1);
+    let sent = bench.send();
+    assert!(matches!(sent.as_slice(), [Request::Lookup { name, create: None, .. }] if name == "c"), "{sent:?}");
+    // Its answer is nobody's.
+    let Request::Lookup { id, .. } = sent[0] else { panic!() };
+    bench.core.answer(bench.now, HOME, Answer::Color { id, info: color_info(&["", "b", "c"]) });
+    assert!(bench.outcomes().calls.is_empty());
+}
+
+#[test]
+fn parts_of_a_subscription_are_merged_and_given_their_own_back() {
+    let mut bench = Bench::new();
+    let info = color_info(&[""; 3]);
+    let other = ShardInfo { shard: ShardId(5), ..info.shards[0].clone() };
+    bench.core.learn(HOME, &ColorInfo { shards: vec![other], ..info });
+    let window = 2 * MIN_PART_WINDOW;
+    let name = bench.core.subscribe(&Wanted::all(Color(1), number(0)), &[SHARD, ShardId(5)], window, 5);
+    let sent = bench.send();
+    let [Request::Subscribe { id: a, credit, .. }, Request::Subscribe { id: b, .. }] = sent.as_slice() else {
+        panic!("{sent:?}")
+    };
+    assert_eq!(*credit, MIN_PART_WINDOW);
+    let large = |id, at: u32, upto: u32| Answer::Delivered {
+        id,
+        records: vec![(number(at), Record::new(vec![0; 700_000]).unwrap())],
+        upto: number(upto),
+    };
+    bench.core.answer(bench.now, HOME, large(*a, 1, 5));
+    assert!(bench.outcomes().deliveries.is_empty(), "the other may have 0");
+    bench.core.answer(bench.now, HOME, large(*b, 0, 2));
+    let got = bench.outcomes().deliveries;
+    let [(5, Delivery::Records { records, upto })] = got.as_slice() else { panic!("{got:?}") };
+    assert_eq!((records.iter().map(|(n, _)| n.counter()).collect::<Vec<_>>(), *upto), (vec![0, 1], number(2)));
+    bench.core.consumed(name, 700_032);
+    assert_eq!(bench.send(), [Request::Credit { id: *b, bytes: 700_032 }], "0 came from there");
+    bench.core.consumed(name, 700_032);
+    assert_eq!(bench.send(), [Request::Credit { id: *a, bytes: 700_032 }]);
+    // One part's failure ends the whole.
+    let why = Failure::NoSuchColor("c".into());
+    bench.core.answer(bench.now, HOME, Answer::Failed { id: *a, why: why.clone() });
+    assert_eq!(bench.outcomes().deliveries, [(5, Delivery::Failed(why))]);
+    assert_eq!(bench.send(), [Request::Unsubscribe { id: *b }]);
 }

@@ -1,5 +1,8 @@
 //! The open tokens of one session, in a ring by their seqs.
 //!
+//! Members on one node make a lane: what is sent goes to all lanes, each at its own pace, and is sent again to one alone
+//! when its connection was lost.
+//!
 //! A slot is found by `seq - base`, so a run of answers costs a step per token and no lookup. The ring promises that
 //! it never spans more than [`TOKEN_WINDOW`] seqs, that `base` (the low mark) only goes up, and that each waiter comes
 //! out once.
@@ -11,6 +14,7 @@ use flexlog_protocol::api::{AppendRefusal, Appended};
 use flexlog_protocol::limits::TOKEN_WINDOW;
 use flexlog_protocol::{Append, Assign, Color, Record, ReplicaId, SeqNum, SessionId, Time, ViewNumber};
 
+use super::nodes::Lane;
 use super::{AppendFailure, AppendOutcomes};
 
 /// Records that are to be appended under one token, and who waits for it.
@@ -43,7 +47,7 @@ struct Open<A> {
     append: Arc<Append>,
     waiter: A,
     deadline: Time,
-    /// Whether it was sent over a connection that is gone: what became of that is not known for sure, ever.
+    /// Whether it was sent over some connection that is gone: what became of that is not known for sure, ever.
     sent_earlier: bool,
     votes: Vec<Vote>,
     /// Members whose last word is a refusal.
@@ -60,13 +64,15 @@ pub(super) struct Window<A> {
     slots: VecDeque<Option<Box<Open<A>>>>,
     /// How many are not done.
     open: usize,
-    /// The first seq that was not sent over the connection in force.
-    unsent: u64,
+    /// For each lane the first seq that was not sent over its connection in force.
+    unsent: Vec<u64>,
     /// No open slot has a deadline before this.
     earliest: Time,
-    /// A fault that the model check must find.
+    /// Faults that the model check must find.
     #[cfg(test)]
     one_answer_is_enough: bool,
+    #[cfg(test)]
+    old_refusals_count: bool,
 }
 
 /// What a refusal led to.
@@ -86,22 +92,24 @@ pub(super) enum Refused<A> {
 }
 
 impl<A> Window<A> {
-    pub(super) fn new(session: SessionId) -> Self {
+    pub(super) fn new(session: SessionId, lanes: usize) -> Self {
         Self {
             session,
             base: 1,
             slots: VecDeque::new(),
             open: 0,
-            unsent: 1,
+            unsent: vec![1; lanes],
             earliest: Time(u64::MAX),
             #[cfg(test)]
             one_answer_is_enough: false,
+            #[cfg(test)]
+            old_refusals_count: false,
         }
     }
 
     #[cfg(test)]
-    pub(super) fn with_fault(self, one_answer_is_enough: bool) -> Self {
-        Self { one_answer_is_enough, ..self }
+    pub(super) fn with_faults(self, one_answer_is_enough: bool, old_refusals_count: bool) -> Self {
+        Self { one_answer_is_enough, old_refusals_count, ..self }
     }
 
     /// The smallest seq that an answer is wanted for.
@@ -144,27 +152,62 @@ impl<A> Window<A> {
         self.slots.push_back(Some(Box::new(open)));
     }
 
-    /// What was not sent over the connection in force, in order. It counts as sent now.
-    pub(super) fn take_unsent(&mut self) -> Vec<Arc<Append>> {
-        let from = self.unsent.max(self.base);
+    /// What was not sent over the lane's connection in force, in order. It counts as sent now.
+    pub(super) fn take_unsent(&mut self, lane: usize) -> Vec<Arc<Append>> {
         let next = self.next_seq();
-        self.unsent = next;
+        let Some(unsent) = self.unsent.get_mut(lane) else { return Vec::new() };
+        let from = std::mem::replace(unsent, next).max(self.base);
         let fresh = self.slots.range((from - self.base) as usize..);
         fresh.flatten().map(|open| Arc::clone(&open.append)).collect()
     }
 
-    pub(super) fn has_unsent(&self) -> bool {
-        self.unsent.max(self.base) < self.next_seq()
+    pub(super) fn has_unsent(&self, lane: usize) -> bool {
+        self.unsent.get(lane).is_some_and(|unsent| (*unsent).max(self.base) < self.next_seq())
     }
 
-    /// The connection is gone, and with it all answers to what was sent over it.
-    pub(super) fn disconnected(&mut self) {
-        let sent = self.unsent.saturating_sub(self.base) as usize;
+    /// The lane's connection is gone, and with it all answers to what was sent over it.
+    pub(super) fn lane_lost(&mut self, lane: usize, members: &[ReplicaId]) {
+        let Some(unsent) = self.unsent.get_mut(lane) else { return };
+        let sent = std::mem::replace(unsent, self.base).saturating_sub(self.base) as usize;
+        #[cfg(test)]
+        if self.old_refusals_count {
+            return;
+        }
         for open in self.slots.iter_mut().take(sent).flatten() {
             open.sent_earlier = true;
-            open.refused.clear();
+            open.refused.retain(|(member, _)| !members.contains(member));
         }
-        self.unsent = self.base;
+    }
+
+    /// As [`Window::lane_lost`] when nothing is sent any more: what those members have not refused for good, nobody will
+    /// speak of.
+    pub(super) fn lane_lost_for_good(&mut self, members: &[ReplicaId], done: &mut Settle<'_, A>) {
+        for slot in 0..self.slots.len() {
+            let Some(Some(open)) = self.slots.get(slot) else { continue };
+            let spoken =
+                |member: &ReplicaId| open.refused.iter().any(|(who, why)| who == member && !why.is_retryable());
+            if !members.iter().all(spoken) {
+                self.finish(slot, Err(AppendFailure::SessionExpired), done);
+            }
+        }
+        self.advance();
+    }
+
+    /// The members are on other nodes now: `kept` says for each lane which one it was, if it is as before.
+    pub(super) fn lanes_changed(&mut self, kept: &[Option<usize>]) {
+        for (lane, unsent) in self.unsent.iter().enumerate() {
+            if !kept.contains(&Some(lane)) {
+                let sent = unsent.saturating_sub(self.base) as usize;
+                self.slots.iter_mut().take(sent).flatten().for_each(|open| open.sent_earlier = true);
+            }
+        }
+        let unsent = |lane: &Option<usize>| lane.and_then(|lane| self.unsent.get(lane).copied()).unwrap_or(self.base);
+        self.unsent = kept.iter().map(unsent).collect();
+    }
+
+    /// No smaller seq was sent to nobody.
+    fn reach(&self) -> u64 {
+        self.unsent.iter().copied().max().unwrap_or(self.base)
     }
 
     /// The numbers of some tokens, as some members say.
@@ -240,17 +283,18 @@ impl<A> Window<A> {
         Refused::Done
     }
 
-    /// Who is to be asked again about what: the members that refused for a while. Their refusals are forgotten.
-    pub(super) fn take_retries(&mut self) -> Vec<(Vec<ReplicaId>, Vec<Arc<Append>>)> {
+    /// Which of a lane's members are to be asked again about what: those that refused for a while. Their refusals are
+    /// forgotten.
+    pub(super) fn take_retries(&mut self, lane: &[ReplicaId]) -> Vec<(Vec<ReplicaId>, Vec<Arc<Append>>)> {
         let mut retries: Vec<(Vec<ReplicaId>, Vec<Arc<Append>>)> = Vec::new();
         for open in self.slots.iter_mut().flatten() {
-            let mut members: Vec<_> =
-                open.refused.iter().filter(|(_, why)| why.is_retryable()).map(|(member, _)| *member).collect();
+            let again = |(member, why): &(ReplicaId, AppendRefusal)| why.is_retryable() && lane.contains(member);
+            let mut members: Vec<_> = open.refused.iter().filter(|one| again(one)).map(|(member, _)| *member).collect();
             if members.is_empty() {
                 continue;
             }
             members.sort_unstable();
-            open.refused.retain(|(_, why)| !why.is_retryable());
+            open.refused.retain(|one| !again(one));
             let append = Arc::clone(&open.append);
             match retries.last_mut() {
                 Some((same, appends)) if *same == members => appends.push(append),
@@ -260,14 +304,21 @@ impl<A> Window<A> {
         retries
     }
 
-    /// Ends what is past its deadline.
-    pub(super) fn expire(&mut self, now: Time, members: &[ReplicaId], session_over: bool, done: &mut Settle<'_, A>) {
+    /// Ends what is past its deadline. Returns whether somebody was silent about it.
+    pub(super) fn expire(
+        &mut self,
+        now: Time,
+        members: &[ReplicaId],
+        session_over: bool,
+        done: &mut Settle<'_, A>,
+    ) -> bool {
         if self.open == 0 || now < self.earliest {
-            return;
+            return false;
         }
+        let (reach, mut silent) = (self.reach(), false);
         self.earliest = Time(u64::MAX);
         for slot in 0..self.slots.len() {
-            let sent = self.base + (slot as u64) < self.unsent;
+            let sent = self.base + (slot as u64) < reach;
             let Some(Some(open)) = self.slots.get(slot) else { continue };
             if open.deadline > now {
                 self.earliest = self.earliest.min(open.deadline);
@@ -287,26 +338,41 @@ impl<A> Window<A> {
                     _ => AppendFailure::Deadline,
                 }
             };
+            silent |= outcome == AppendFailure::Deadline;
             self.finish(slot, Err(outcome), done);
         }
         self.advance();
+        silent
     }
 
     /// The session is over: what was never sent comes back in order, what an earlier connection had is failed, the rest
     /// stays until its members have spoken.
-    pub(super) fn session_over(&mut self, done: &mut Settle<'_, A>) -> Vec<Job<A>> {
+    ///
+    /// Nothing is sent to anyone any more. What did not get to a lane, its members do not hold: they count as having said
+    /// so.
+    pub(super) fn session_over(&mut self, lanes: &[Lane], done: &mut Settle<'_, A>) -> Vec<Job<A>> {
         let mut free = Vec::new();
+        let reach = self.reach();
         for slot in 0..self.slots.len() {
-            let sent = self.base + (slot as u64) < self.unsent;
-            match self.slots.get(slot) {
+            let sent = self.base + (slot as u64) < reach;
+            let seq = self.base + slot as u64;
+            match self.slots.get_mut(slot) {
                 Some(Some(open)) if open.sent_earlier => {
                     self.finish(slot, Err(AppendFailure::SessionExpired), done);
                 }
                 Some(Some(_)) if !sent => free.extend(self.free(slot, done)),
+                Some(Some(open)) => {
+                    let missed = lanes.iter().zip(&self.unsent).filter(|(_, unsent)| **unsent <= seq);
+                    for member in missed.flat_map(|(lane, _)| &lane.members) {
+                        open.refused.retain(|(who, _)| who != member);
+                        open.refused.push((*member, AppendRefusal::SessionExpired));
+                    }
+                }
                 _ => {}
             }
         }
-        self.unsent = self.next_seq();
+        let next = self.next_seq();
+        self.unsent.fill(next);
         self.advance();
         free
     }

@@ -1,6 +1,6 @@
 //! A node that keeps a log in memory and does as it is told: answers late, goes away, refuses.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,9 +32,22 @@ fn view() -> View {
 #[derive(Default)]
 pub struct Log {
     pub name: String,
+    owner: String,
+    /// On more than one shard, each is at the node of the same number.
+    width: usize,
     pub records: Vec<(SeqNum, Record)>,
+    /// Of each record.
+    pub shards: Vec<u32>,
     pub trimmed: Option<SeqNum>,
-    next: u32,
+    pub next: u32,
+}
+
+impl Log {
+    /// The records that a node has.
+    fn at(&self, node: usize) -> impl DoubleEndedIterator<Item = &(SeqNum, Record)> {
+        let all = self.records.iter().zip(&self.shards);
+        all.filter(move |(_, shard)| self.width < 2 || **shard as usize == node).map(|(record, _)| record)
+    }
 }
 
 /// What the node is told to do, and what it saw.
@@ -53,6 +66,15 @@ pub struct State {
     pub mute: usize,
     /// New connections are closed at once.
     pub away: bool,
+    /// Where the members are, in their order; all at the node that is asked unless it is said here.
+    pub addresses: Vec<String>,
+    /// Nodes, by their listeners, that are away; the others are there.
+    pub down: BTreeSet<usize>,
+    /// Nodes that are not ready for reads.
+    pub not_ready: BTreeSet<usize>,
+    /// Which node answered how many reads.
+    pub reads: BTreeMap<usize, usize>,
+    listeners: usize,
     /// All members refuse appends.
     pub refuse: Option<AppendRefusal>,
     pub connections: usize,
@@ -115,15 +137,17 @@ impl Node {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let node = self.clone();
+        let which = self.state.lock().listeners;
+        self.state.lock().listeners += 1;
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let node = node.clone();
                 tokio::spawn(async move {
                     let patience = Duration::from_secs(5);
-                    if !node.state.lock().away
-                        && let Ok(connection) = tcp::accept_client(stream, &Hello::node(cluster()), patience).await
+                    let away = node.state.lock().away || node.state.lock().down.contains(&which);
+                    if !away && let Ok(connection) = tcp::accept_client(stream, &Hello::node(cluster()), patience).await
                     {
-                        node.serve(connection).await;
+                        node.serve(which, connection).await;
                     }
                 });
             }
@@ -139,7 +163,7 @@ impl Node {
                 let node = node.clone();
                 tokio::spawn(async move {
                     if !node.state.lock().away {
-                        node.serve(connection).await;
+                        node.serve(0, connection).await;
                     }
                 });
             }
@@ -147,7 +171,7 @@ impl Node {
         InProcess { connector }
     }
 
-    async fn serve(&self, connection: NodeConnection) {
+    async fn serve(&self, which: usize, connection: NodeConnection) {
         let NodeConnection { mut sender, mut receiver, .. } = connection;
         self.tell(|state| state.connections += 1);
         let mine = self.state.lock().connections;
@@ -169,15 +193,15 @@ impl Node {
             {
                 let mut state = self.state.lock();
                 for request in requests.drain(..) {
-                    close |= state.take(request, &mut answers, &mut held, &mut subs);
+                    close |= state.take(which, request, &mut answers, &mut held, &mut subs);
                 }
                 if !state.hold {
                     answers.append(&mut held);
                 }
                 for (id, sub) in &mut subs {
-                    state.pump(*id, sub, &mut answers);
+                    state.pump(which, *id, sub, &mut answers);
                 }
-                close |= state.away;
+                close |= state.away || state.down.contains(&which);
             }
             if any {
                 self.changed.send_modify(|count| *count += 1);
@@ -198,14 +222,23 @@ impl Node {
 
 impl State {
     fn info(&self, color: u64) -> ColorInfo {
-        let addresses = vec![String::new(); 3];
-        let shards = vec![ShardInfo { shard: ShardId(0), view: view(), addresses }];
-        ColorInfo { color: Color(color), name: self.logs[&color].name.clone(), shards, retention: Retention::default() }
+        let addresses = if self.addresses.is_empty() { vec![String::new(); 3] } else { self.addresses.clone() };
+        let shards = match self.logs[&color].width {
+            0 | 1 => vec![ShardInfo { shard: ShardId(0), view: view(), addresses }],
+            width => {
+                let at = |shard: usize| vec![self.addresses[shard].clone(); 3];
+                let shard = |i| ShardInfo { shard: ShardId(i as u32), view: view(), addresses: at(i) };
+                (0..width).map(shard).collect()
+            }
+        };
+        let (name, owner) = (self.logs[&color].name.clone(), self.logs[&color].owner.clone());
+        ColorInfo { color: Color(color), name, shards, owner, retention: Retention::default() }
     }
 
     /// Returns whether the connection is to be closed.
     fn take(
         &mut self,
+        which: usize,
         request: Request,
         answers: &mut Vec<Answer>,
         held: &mut Vec<Answer>,
@@ -217,12 +250,16 @@ impl State {
                 let found = self.logs.iter().find(|(_, log)| log.name == name).map(|(color, _)| *color);
                 match found {
                     Some(color) => Answer::Color { id, info: self.info(color) },
-                    None if create => {
-                        let color = self.logs.len() as u64 + 1;
-                        self.logs.insert(color, Log { name, ..Log::default() });
-                        Answer::Color { id, info: self.info(color) }
-                    }
-                    None => Answer::Failed { id, why: Failure::NoSuchColor(name) },
+                    None => match create {
+                        Some(placement) => {
+                            let color = self.logs.len() as u64 + 1;
+                            let owner = placement.owner.unwrap_or_else(|| "root".into());
+                            let width = placement.width as usize;
+                            self.logs.insert(color, Log { name, owner, width, ..Log::default() });
+                            Answer::Color { id, info: self.info(color) }
+                        }
+                        None => Answer::Failed { id, why: Failure::NoSuchColor(name) },
+                    },
                 }
             }
             Request::Colors { id, after } => {
@@ -239,12 +276,18 @@ impl State {
                 let next = SessionId { epoch: Epoch(1), lsn: Lsn(self.sessions.len() as u64 + 1) };
                 Answer::SessionOpened { id, session: *self.sessions.entry(nonce).or_insert(next) }
             }
+            Request::Read { id, .. } if self.not_ready.contains(&which) => {
+                Answer::Failed { id, why: Failure::NotReady("asked to".into()) }
+            }
             Request::Read { id, color, number, .. } => {
+                *self.reads.entry(which).or_default() += 1;
                 let log = &self.logs[&color.0];
                 if let Some(point) = log.trimmed.filter(|point| number <= *point) {
                     Answer::Trimmed { id, point }
-                } else if let Some((_, record)) = log.records.iter().find(|(n, _)| *n == number) {
+                } else if let Some((_, record)) = log.at(which).find(|(n, _)| *n == number) {
                     Answer::Record { id, number, record: record.clone() }
+                } else if log.width > 1 && number < super::fake::number(log.next) {
+                    Answer::Elsewhere { id }
                 } else if number < super::fake::number(log.next) {
                     Answer::Hole { id }
                 } else {
@@ -253,7 +296,7 @@ impl State {
             }
             Request::ReadNext { id, color, from, .. } => {
                 let log = &self.logs[&color.0];
-                match log.records.iter().find(|(n, _)| *n >= from) {
+                match log.at(which).find(|(n, _)| *n >= from) {
                     _ if log.trimmed.is_some_and(|point| from <= point) => {
                         Answer::Trimmed { id, point: log.trimmed.unwrap() }
                     }
@@ -263,7 +306,7 @@ impl State {
             }
             Request::ReadPrev { id, color, upto, .. } => {
                 let log = &self.logs[&color.0];
-                match log.records.iter().rev().find(|(n, _)| *n <= upto) {
+                match log.at(which).rev().find(|(n, _)| *n <= upto) {
                     Some((n, _)) if log.trimmed.is_some_and(|point| *n <= point) => {
                         Answer::Trimmed { id, point: log.trimmed.unwrap() }
                     }
@@ -321,6 +364,7 @@ impl State {
                 let first = number(log.next);
                 for record in append.records() {
                     log.records.push((number(log.next), record.clone()));
+                    log.shards.push(token.shard.0);
                     log.next += 1;
                 }
                 first
@@ -339,16 +383,15 @@ impl State {
     }
 
     /// Sends a subscription what it may have.
-    fn pump(&mut self, id: RequestId, sub: &mut Sub, answers: &mut Vec<Answer>) {
+    fn pump(&mut self, which: usize, id: RequestId, sub: &mut Sub, answers: &mut Vec<Answer>) {
         let log = &self.logs[&sub.color.0];
         if let Some(point) = log.trimmed.filter(|point| sub.next <= *point) {
             answers.push(Answer::Trimmed { id, point });
             sub.next = point.plus(1).unwrap();
         }
         let mut records = Vec::new();
-        let from = log.records.partition_point(|(n, _)| *n < sub.next);
         let mut upto = number(log.next);
-        for (n, record) in &log.records[from..] {
+        for (n, record) in log.at(which).skip_while(|(n, _)| *n < sub.next) {
             let cost = delivered_cost(record);
             if cost > sub.credit {
                 upto = *n;

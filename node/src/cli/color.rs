@@ -3,6 +3,7 @@
 use std::num::NonZeroU64;
 
 use clap::{Args, Subcommand};
+use flexlog_client::ColorOptions;
 use flexlog_protocol::SeqNum;
 use flexlog_protocol::api::{BoundChange, ColorInfo, Retention, RetentionChange};
 use serde_json::{Map, Value, json};
@@ -31,7 +32,7 @@ pub(crate) struct ColorsArgs {
 /// What `flexlog color` does.
 #[derive(Subcommand)]
 pub(crate) enum ColorCommand {
-    /// Create a color, and say how long its records are kept.
+    /// Create a color, and say where it goes and how long its records are kept.
     Create(CreateArgs),
     /// Change how long a color's records are kept.
     Set(SetArgs),
@@ -64,6 +65,12 @@ impl Bounds {
 pub(crate) struct CreateArgs {
     /// The color.
     color: String,
+    /// The position of the tree that counts for it [default: the cluster chooses].
+    #[arg(long, value_name = "POSITION")]
+    owner: Option<String>,
+    /// How many shards it is on [default: 1].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    width: Option<u32>,
     #[command(flatten)]
     bounds: Bounds,
     #[command(flatten)]
@@ -108,6 +115,12 @@ async fn create(args: CreateArgs) -> Result<(), Stop> {
     // One that is there already and as asked is fine, so that a script may run twice; records of one that is not are
     // not to be forgotten by mistake.
     match client.color_info(&args.color).await {
+        Ok(info) if !is_there(&args, &info) => {
+            let (name, place) = (&info.name, place(&info));
+            return Err(Stop::Failed(format!(
+                "color '{name}' is there already, {place}: that is fixed at its creation, so choose another name"
+            )));
+        }
         Ok(info) if change.apply(info.retention) == info.retention => return told(&args.common, &info),
         Ok(info) => {
             let name = &info.name;
@@ -119,7 +132,22 @@ async fn create(args: CreateArgs) -> Result<(), Stop> {
         Err(error) if error.is_no_such_color() => {}
         Err(error) => return Err(error.into()),
     }
-    told(&args.common, &client.create_color(&args.color, change).await?)
+    let width = args.width.unwrap_or_default();
+    let options = ColorOptions { owner: args.owner.clone(), width, retention: change };
+    told(&args.common, &client.create_color(&args.color, options).await?)
+}
+
+/// Whether a color is where it was asked for.
+fn is_there(args: &CreateArgs, info: &ColorInfo) -> bool {
+    args.owner.as_ref().is_none_or(|owner| *owner == info.owner)
+        && args.width.is_none_or(|width| width as usize == info.shards.len())
+}
+
+/// Who counts for a color, and where it is, in words.
+fn place(info: &ColorInfo) -> String {
+    let shards: Vec<_> = info.shards.iter().map(|shard| shard.shard.to_string()).collect();
+    let word = if shards.len() == 1 { "shard" } else { "shards" };
+    format!("owner {}, {word} {}", info.owner, shards.join(", "))
 }
 
 async fn set(args: SetArgs) -> Result<(), Stop> {
@@ -133,7 +161,7 @@ fn told(common: &Common, info: &ColorInfo) -> Result<(), Stop> {
     if output.is_json() {
         output.object(&Value::Object(described(info)))?;
     } else {
-        output.line(&format!("{}  ({})", info.name, in_words(&info.retention)))?;
+        output.line(&format!("{}  ({}, {})", info.name, place(info), in_words(&info.retention)))?;
     }
     output.flush()
 }
@@ -143,6 +171,8 @@ fn described(info: &ColorInfo) -> Map<String, Value> {
     let fields = [
         ("name", info.name.clone().into()),
         ("id", info.color.0.into()),
+        ("owner", info.owner.clone().into()),
+        ("shards", info.shards.iter().map(|shard| shard.shard.0).collect::<Vec<_>>().into()),
         ("max_age_secs", bound(info.retention.max_age_secs)),
         ("max_bytes", bound(info.retention.max_bytes)),
     ];
@@ -166,9 +196,10 @@ pub(crate) async fn run_colors(args: ColorsArgs) -> Result<(), Stop> {
             fields.insert("tail".to_owned(), tail.to_string().into());
             output.object(&Value::Object(fields))?;
         } else if info.retention.is_unlimited() {
-            output.line(&format!("{}  (next number {tail})", info.name))?;
+            output.line(&format!("{}  (next number {tail}, {})", info.name, place(&info)))?;
         } else {
-            output.line(&format!("{}  (next number {tail}, {})", info.name, in_words(&info.retention)))?;
+            let (place, kept) = (place(&info), in_words(&info.retention));
+            output.line(&format!("{}  (next number {tail}, {place}, {kept})", info.name))?;
         }
     }
     output.flush()

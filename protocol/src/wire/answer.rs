@@ -123,7 +123,7 @@ fn to_proto(answer: &Answer) -> proto::Answer {
 fn from_proto(answer: proto::Answer) -> Result<Answer, WireError> {
     let id = answer.id;
     Ok(match answer.kind {
-        None => return Err(WireError::Malformed("an answer is of no kind that version 1 knows")),
+        None => return Err(WireError::Malformed("an answer is of no kind that version 2 knows")),
         Some(Kind::Appended(appended)) => Answer::Appended(appended_from(appended)?),
         Some(Kind::AppendRefused(refused)) => Answer::AppendRefused {
             why: refusal_from(refused.why())?,
@@ -251,7 +251,7 @@ fn refusal_to(why: AppendRefusal) -> proto::Refusal {
 fn refusal_from(why: proto::Refusal) -> Result<AppendRefusal, WireError> {
     Ok(match why {
         proto::Refusal::Unspecified => {
-            return Err(WireError::Malformed("an append was refused for no reason that version 1 knows"));
+            return Err(WireError::Malformed("an append was refused for no reason that version 2 knows"));
         }
         proto::Refusal::Full => AppendRefusal::Full,
         proto::Refusal::Busy => AppendRefusal::Busy,
@@ -292,7 +292,8 @@ fn color_to(info: &ColorInfo) -> proto::ColorInfo {
         max_bytes: info.retention.max_bytes.map(NonZeroU64::get),
     });
     let shards = info.shards.iter().map(shard).collect();
-    proto::ColorInfo { color: info.color.0, name: info.name.clone(), shards, retention }
+    let (name, owner) = (info.name.clone(), info.owner.clone());
+    proto::ColorInfo { color: info.color.0, name, shards, retention, owner }
 }
 
 fn color_from(info: proto::ColorInfo) -> Result<ColorInfo, WireError> {
@@ -313,6 +314,7 @@ fn color_from(info: proto::ColorInfo) -> Result<ColorInfo, WireError> {
         color: Color(info.color),
         name: info.name,
         shards: info.shards.into_iter().map(shard).collect::<Result<_, _>>()?,
+        owner: info.owner,
     })
 }
 
@@ -327,6 +329,7 @@ fn failure_to(why: &Failure) -> proto::Failure {
             Kind::TrimBeyondTail(proto::TrimBeyondTail { upto: upto.to_raw(), tail: tail.to_raw() })
         }
         Failure::TooMany(what) => Kind::TooMany(what.clone()),
+        Failure::Placement(why) => Kind::Placement(why.clone()),
         Failure::NoSuchShard(shard) => Kind::NoSuchShard(shard.0),
         Failure::Unsupported(what) => Kind::Unsupported(what.clone()),
         Failure::Unreadable(what) => Kind::Unreadable(what.clone()),
@@ -340,7 +343,7 @@ fn failure_to(why: &Failure) -> proto::Failure {
 fn failure_from(failure: proto::Failure) -> Result<Failure, WireError> {
     use proto::failure::Kind;
     Ok(match failure.kind {
-        None => return Err(WireError::Malformed("a request failed for no reason that version 1 knows")),
+        None => return Err(WireError::Malformed("a request failed for no reason that version 2 knows")),
         Some(Kind::NoSuchColor(name)) => Failure::NoSuchColor(name),
         Some(Kind::BadName(bad)) => Failure::BadName { name: bad.name, why: bad.why },
         Some(Kind::TooManyColors(limit)) => Failure::TooManyColors(limit),
@@ -349,6 +352,7 @@ fn failure_from(failure: proto::Failure) -> Result<Failure, WireError> {
             Failure::TrimBeyondTail { upto: SeqNum::from_raw(trim.upto), tail: SeqNum::from_raw(trim.tail) }
         }
         Some(Kind::TooMany(what)) => Failure::TooMany(what),
+        Some(Kind::Placement(why)) => Failure::Placement(why),
         Some(Kind::NoSuchShard(shard)) => Failure::NoSuchShard(ShardId(shard)),
         Some(Kind::Unsupported(what)) => Failure::Unsupported(what),
         Some(Kind::Unreadable(what)) => Failure::Unreadable(what),

@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(mismatch(&node, &Hello::client(one)), None);
         assert_eq!(mismatch(&node, &Hello::client(ClusterId::default())), None);
         let why = mismatch(&node, &Hello { version: 7, ..Hello::client(one) }).unwrap();
-        assert!(why.contains("the client speaks version 7 of the protocol, this node speaks 1"), "{why}");
+        assert!(why.contains("the client speaks version 7 of the protocol, this node speaks 2"), "{why}");
         assert!(mismatch(&node, &Hello::client(two)).unwrap().contains("cluster"));
         assert!(mismatch(&Hello::metadata(one), &Hello::client(one)).unwrap().contains("neither side"));
         for other in [Hello::node(one), Hello::metadata(one)] {

@@ -8,7 +8,7 @@ use prost::Message as _;
 use super::proto::{self, request::Kind};
 use super::scan::{Fields, Value};
 use super::{Frames, MAX_MESSAGES_PER_FRAME, TARGET_FRAME_BYTES, WireError, answer, append, hello, scan};
-use crate::api::{BoundChange, Request, RetentionChange};
+use crate::api::{BoundChange, Placement, Request, RetentionChange};
 use crate::ids::{Color, SeqNum, ShardId};
 use crate::record::Tag;
 
@@ -92,7 +92,9 @@ fn to_proto(request: &Request) -> Option<proto::Request> {
                 max_age_secs: bound_to(retention.max_age_secs),
                 max_bytes: bound_to(retention.max_bytes),
             });
-            (id, Kind::Lookup(proto::Lookup { name: name.clone(), create: *create, retention }))
+            let place = |place: &Placement| proto::Placement { owner: place.owner.clone(), width: place.width };
+            let create = create.as_ref().map(place);
+            (id, Kind::Lookup(proto::Lookup { name: name.clone(), retention, create }))
         }
         Request::Colors { id, after } => (id, Kind::Colors(proto::Colors { after: after.clone() })),
         Request::Status { id } => (id, Kind::Status(proto::StatusAsk {})),
@@ -148,7 +150,7 @@ fn from_proto(request: proto::Request) -> Result<Request, WireError> {
     let id = request.id;
     let tag = |bytes: Option<Bytes>| bytes.map(Tag::new).transpose();
     Ok(match request.kind {
-        None => return Err(WireError::Malformed("a request is of no kind that version 1 knows")),
+        None => return Err(WireError::Malformed("a request is of no kind that version 2 knows")),
         Some(Kind::Append(_)) => return Err(WireError::Malformed("a request is of two kinds")),
         Some(Kind::Lookup(lookup)) => {
             let change = lookup.retention.unwrap_or_default();
@@ -156,7 +158,8 @@ fn from_proto(request: proto::Request) -> Result<Request, WireError> {
                 max_age_secs: bound_from(change.max_age_secs),
                 max_bytes: bound_from(change.max_bytes),
             };
-            Request::Lookup { id, name: lookup.name, create: lookup.create, retention }
+            let create = lookup.create.map(|place| Placement { owner: place.owner, width: place.width });
+            Request::Lookup { id, name: lookup.name, create, retention }
         }
         Some(Kind::Colors(colors)) => Request::Colors { id, after: colors.after },
         Some(Kind::Status(_)) => Request::Status { id },

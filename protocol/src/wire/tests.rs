@@ -11,8 +11,8 @@ use uuid::Uuid;
 
 use super::*;
 use crate::api::{
-    AppendRefusal, AppendRequest, Appended, BoundChange, ColorInfo, Failure, ReplicaStatus, Retention, RetentionChange,
-    ShardInfo, ShardStatus, Status,
+    AppendRefusal, AppendRequest, Appended, BoundChange, ColorInfo, Failure, Placement, ReplicaStatus, Retention,
+    RetentionChange, ShardInfo, ShardStatus, Status,
 };
 use crate::entry::Assign;
 use crate::ids::{ClusterId, Color, Epoch, Lsn, ReplicaId, SeqNum, SessionId, ShardId, Token, View, ViewNumber};
@@ -71,12 +71,16 @@ fn bound_change() -> impl Strategy<Value = BoundChange> {
     prop_oneof![Just(BoundChange::Keep), Just(BoundChange::Remove), any::<NonZeroU64>().prop_map(BoundChange::Set),]
 }
 
+fn placement() -> impl Strategy<Value = Placement> {
+    (proptest::option::of(".*"), any::<u32>()).prop_map(|(owner, width)| Placement { owner, width })
+}
+
 fn request() -> impl Strategy<Value = Request> {
     let (id, color, wait_micros) = (any::<u64>(), any::<u64>().prop_map(Color), any::<u64>());
     let tags = || proptest::option::of(tag());
     prop_oneof![
         append_request().prop_map(|append| Request::Append(Arc::new(append))),
-        (id, ".*", any::<bool>(), bound_change(), bound_change()).prop_map(
+        (id, ".*", proptest::option::of(placement()), bound_change(), bound_change()).prop_map(
             |(id, name, create, max_age_secs, max_bytes)| {
                 let retention = RetentionChange { max_age_secs, max_bytes };
                 Request::Lookup { id, name, create, retention }
@@ -166,11 +170,12 @@ fn color_info() -> impl Strategy<Value = ColorInfo> {
         view,
     });
     let bound = || proptest::option::of(any::<NonZeroU64>());
-    (any::<u64>(), ".*", vec(shard, 0..3), bound(), bound()).prop_map(
-        |(color, name, shards, max_age_secs, max_bytes)| ColorInfo {
+    (any::<u64>(), ".*", vec(shard, 0..3), ".*", bound(), bound()).prop_map(
+        |(color, name, shards, owner, max_age_secs, max_bytes)| ColorInfo {
             color: Color(color),
             name,
             shards,
+            owner,
             retention: Retention { max_age_secs, max_bytes },
         },
     )
@@ -424,7 +429,7 @@ fn hostile_requests_are_refused_in_words() {
     // Two bytes a message: 8 MiB of them would become hundreds of megabytes.
     let many = vec![proto::Request { id: 1, kind: None }; MAX_MESSAGES_PER_FRAME + 1];
     let error = decode_requests(proto::Requests { requests: many }.encode_to_vec().into()).unwrap_err();
-    assert_eq!(error, WireError::Malformed("a request is of no kind that version 1 knows"));
+    assert_eq!(error, WireError::Malformed("a request is of no kind that version 2 knows"));
     let kind = Some(Kind::Status(proto::StatusAsk {}));
     let many = vec![proto::Request { id: 1, kind }; MAX_MESSAGES_PER_FRAME + 1];
     let error = decode_requests(proto::Requests { requests: many }.encode_to_vec().into()).unwrap_err();
@@ -463,4 +468,34 @@ fn payloads_share_their_frame() {
         let Request::Append(append) = request else { panic!() };
         assert!(append.appends.iter().all(|append| range.contains(&append.records()[0].payload().as_ptr())));
     }
+}
+
+/// What the bytes are, so that they stay: a lookup that creates, and the color that answers it.
+#[test]
+fn a_creation_is_these_bytes() {
+    let create = Some(Placement { owner: Some("eu".into()), width: 3 });
+    let request = Request::Lookup { id: 7, name: "c".into(), create, retention: RetentionChange::default() };
+    let mut out = BytesMut::new();
+    encode_requests(&[request], &mut out).unwrap();
+    let lookup = [0x0a, 1, b'c', 0x22, 6, 0x0a, 2, b'e', b'u', 0x10, 3];
+    let mut message = vec![0x08, 7, 0x1a, lookup.len() as u8];
+    message.extend(lookup);
+    let mut frame = vec![message.len() as u8 + 2, 0, 0, 0, 0x0a, message.len() as u8];
+    frame.extend(message);
+    assert_eq!(out[..], frame[..]);
+    let info = ColorInfo {
+        color: Color(9),
+        name: "c".into(),
+        shards: vec![],
+        owner: "eu".into(),
+        retention: Retention::default(),
+    };
+    let mut out = BytesMut::new();
+    encode_answers(&[Answer::Color { id: 7, info }], &mut out).unwrap();
+    let color = [0x08, 9, 0x12, 1, b'c', 0x2a, 2, b'e', b'u'];
+    let mut message = vec![0x08, 7, 0x22, color.len() as u8];
+    message.extend(color);
+    let mut frame = vec![message.len() as u8 + 2, 0, 0, 0, 0x0a, message.len() as u8];
+    frame.extend(message);
+    assert_eq!(out[..], frame[..]);
 }
