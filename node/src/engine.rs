@@ -162,6 +162,9 @@ pub struct Engine {
     events: Vec<Event>,
     stopped: Option<String>,
     serving: bool,
+    /// How long what goes up the tree waits for more, in microseconds; and until when what is there does.
+    linger_micros: u64,
+    flush_due: Option<Time>,
     appends: u64,
     counted: FxHashMap<Color, Counted>,
     marked: Vec<Color>,
@@ -189,6 +192,8 @@ impl Engine {
             events: Vec::new(),
             stopped: None,
             serving: false,
+            linger_micros: 0,
+            flush_due: None,
             appends: 0,
             counted: FxHashMap::default(),
             marked: Vec::new(),
@@ -372,7 +377,8 @@ impl Engine {
         let members = self.members.iter().filter_map(|member| member.replica.next_deadline());
         let stores = self.members.iter().filter(|member| !member.working && member.failed.is_none());
         let stores = stores.filter_map(|member| member.store.background_at());
-        members.chain(stores).chain(self.station.as_ref().and_then(Station::next_deadline)).min()
+        let leaves = self.station.as_ref().and_then(Station::next_deadline);
+        members.chain(stores).chain(leaves).chain(self.flush_due).min()
     }
 
     /// Works until there are answers to send, or nothing is left to do but to wait for fences, deadlines and clients.
@@ -388,7 +394,10 @@ impl Engine {
                 return true;
             }
             self.each_leaf(Leaf::flush);
-            if let Some(sequencer) = self.station.as_mut().and_then(Station::sequencer) {
+            if self.may_flush_tree(now)
+                && let Some(sequencer) = self.station.as_mut().and_then(Station::sequencer)
+            {
+                self.flush_due = None;
                 sequencer.flush(&mut self.tree_out);
                 self.route_tree();
             }
@@ -409,6 +418,16 @@ impl Engine {
                 return false;
             }
         }
+    }
+
+    /// Whether what goes up the tree has waited for as long as it is to.
+    fn may_flush_tree(&self, now: Time) -> bool {
+        self.linger_micros == 0 || self.flush_due.is_some_and(|due| due <= now)
+    }
+
+    /// Has what goes up the tree wait so long for more of its kind.
+    pub(crate) fn with_linger(self, micros: u64) -> Self {
+        Self { linger_micros: micros, ..self }
     }
 
     /// What to say to clients, by connection.
@@ -504,6 +523,9 @@ impl Engine {
             Message::Tree(input) => {
                 if let Some(sequencer) = self.station.as_mut().and_then(Station::sequencer) {
                     sequencer.handle(input, &mut self.tree_out);
+                    if self.linger_micros > 0 {
+                        self.flush_due.get_or_insert(now.after(self.linger_micros));
+                    }
                     self.route_tree();
                 }
             }

@@ -75,7 +75,6 @@ pub(crate) struct Server {
     tree: Tree,
     /// To the other processes of the cluster; `None` where there are none.
     links: Option<Links>,
-    linger: Duration,
     started: Instant,
     /// Colors that are known to be there.
     colors: RefCell<FxHashSet<Color>>,
@@ -120,8 +119,6 @@ pub(crate) struct Parts {
     pub(crate) seat: Option<Seat>,
     pub(crate) tree: Tree,
     pub(crate) links: Option<Links>,
-    /// How long requests wait for others to go up with them.
-    pub(crate) linger: Duration,
     pub(crate) keeper: Keeper,
     /// Told, from any thread, when a fence of a store may be done.
     pub(crate) fenced: Arc<Notify>,
@@ -140,7 +137,6 @@ impl Server {
             seat: parts.seat,
             tree: parts.tree,
             links: parts.links,
-            linger: parts.linger,
             started: Instant::now(),
             colors: RefCell::default(),
             claiming: Cell::new(false),
