@@ -18,9 +18,9 @@ use std::mem;
 use std::sync::Arc;
 
 use flexlog_protocol::api::{Answer, AppendRequest, Appended, Failure, ReplicaStatus, Request, ShardStatus};
-use flexlog_protocol::media::{Background, FenceId, Late, LaterRead, LogStore, Reading, StoreError};
+use flexlog_protocol::media::{Background, FenceId, Late, LaterRead, LogStore, ReadError, Reading, StoreError};
 use flexlog_protocol::peer::{NodeMessage, Of, PeerMessage, ToLeaf, ToMember};
-use flexlog_protocol::{Append, Color, Incarnation, Position, ReplicaId, SeqNum, ShardId, Time, limits};
+use flexlog_protocol::{Append, Color, Incarnation, Position, Record, ReplicaId, SeqNum, ShardId, Time, limits};
 use flexlog_replica::{ConnId, FetchId, Persist, Replica};
 use flexlog_sequencer::{Leaf, tree};
 use rustc_hash::FxHashMap;
@@ -489,6 +489,19 @@ impl Engine {
         let Wanted { fetch, color, from, upto, max_records, max_bytes } = wanted;
         let mut records = Vec::new();
         let read = self.members[at].store.read(color, from, upto, max_records, max_bytes, &mut records);
+        self.fetched(at, wanted, read, records);
+    }
+
+    fn fetch_prev(&mut self, at: usize, fetch: FetchId, color: Color, upto: SeqNum) {
+        let mut records = Vec::new();
+        let read = self.members[at].store.prev(color, upto, &mut records);
+        // What comes of it is all that there is: nothing is read on.
+        let wanted = Wanted { fetch, color, from: upto, upto, max_records: 1, max_bytes: 1 };
+        self.fetched(at, wanted, read, records);
+    }
+
+    fn fetched(&mut self, at: usize, wanted: Wanted, read: Result<Reading, ReadError>, records: Vec<(SeqNum, Record)>) {
+        let fetch = wanted.fetch;
         let result = match read {
             Ok(Reading::Later(read)) => return self.reads.push(SlowRead { at, wanted, read }),
             Err(error) if records.is_empty() => Err(error.to_string()),
@@ -605,6 +618,7 @@ impl Engine {
                 Output::Fetch { fetch, color, from, upto, max_records, max_bytes } => {
                     self.fetch(at, Wanted { fetch, color, from, upto, max_records, max_bytes });
                 }
+                Output::FetchPrev { fetch, color, upto } => self.fetch_prev(at, fetch, color, upto),
                 Output::FetchStaged { token, to } => {
                     let message = match self.members[at].store.read_staged(token) {
                         Ok(Some(append)) => PeerMessage::Pulled(Arc::new(append)),
