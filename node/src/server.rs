@@ -127,6 +127,7 @@ pub(crate) struct Parts {
 impl Server {
     /// Starts the tasks that every node has; the shard has no leaf yet. Must run inside a `LocalSet`.
     pub(crate) fn start(parts: Parts) -> Rc<Self> {
+        let has_seat = parts.seat.is_some();
         let server = Rc::new(Self {
             engine: RefCell::new(parts.engine),
             metadata: parts.metadata,
@@ -149,7 +150,8 @@ impl Server {
             readers: Semaphore::new(SLOW_READERS),
             // One store at a time: each holds the segments in memory that it moves.
             worker: Semaphore::new(1),
-            state: watch::Sender::new(State::Starting),
+            // Members serve whoever comes, once they are led.
+            state: watch::Sender::new(if has_seat { State::Starting } else { State::Serving }),
             stopping: watch::Sender::new(false),
             keeper: RefCell::new(parts.keeper),
             given_bounds: Notify::new(),
@@ -376,10 +378,13 @@ impl Server {
 
     /// Keeps colors to their retentions until the server stops; nothing is done while none has any.
     async fn keep_retentions(self: Rc<Self>) {
-        if self.serves().await.is_err() {
-            return;
-        }
         let mut stopping = self.stopping.subscribe();
+        tokio::select! {
+            served = self.serves() => if served.is_err() {
+                return;
+            },
+            _ = stopping.wait_for(|stopping| *stopping) => return,
+        }
         let mut turns = tokio::time::interval(LOOK_EVERY);
         turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut kept = Instant::now();
