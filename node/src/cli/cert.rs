@@ -183,7 +183,8 @@ fn issue(args: &IssueArgs) -> Result<(), Stop> {
     let mut output = Output::new(false);
     for (name, certificate, key, hosts) in wanted {
         let pair = KeyPair::generate()?;
-        let mut params = CertificateParams { subject_alt_names: names(&hosts)?, ..params(name, args.days) };
+        let mut params = params(name, args.days);
+        params.subject_alt_names = names(&hosts)?;
         let ca_until = OffsetDateTime::from_unix_timestamp(ca.until.0)?;
         params.not_after = params.not_after.min(ca_until);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -259,15 +260,13 @@ fn as_json(certificate: &Certificate, file: &str, fault: Option<String>) -> serd
 
 /// What all certificates have: a name and a time.
 fn params(name: &str, days: i64) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
     let now = OffsetDateTime::now_utc();
-    let mut distinguished_name = DistinguishedName::new();
-    distinguished_name.push(DnType::CommonName, name);
-    CertificateParams {
-        distinguished_name,
-        not_before: now - BEFORE,
-        not_after: now + Duration::days(days),
-        ..CertificateParams::default()
-    }
+    params.not_before = now - BEFORE;
+    params.not_after = now + Duration::days(days);
+    params
 }
 
 fn names(hosts: &[String]) -> Result<Vec<rcgen::SanType>, Stop> {
