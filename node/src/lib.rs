@@ -3,5 +3,6 @@
 pub mod cli;
 pub mod embedded;
 pub mod engine;
+pub mod links;
 mod retention;
 mod server;
