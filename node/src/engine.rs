@@ -20,9 +20,9 @@ use std::sync::Arc;
 use flexlog_protocol::api::{
     Answer, AppendRequest, Appended, Failure, PositionStatus, ReplicaStatus, Request, RequestId, ShardStatus,
 };
-use flexlog_protocol::media::{Background, FenceId, Late, LaterRead, LogStore, Reading, StoreError};
+use flexlog_protocol::media::{Background, FenceId, Late, LaterRead, LogStore, ReadError, Reading, StoreError};
 use flexlog_protocol::peer::{NodeMessage, Of, PeerMessage, ToLeaf, ToMember};
-use flexlog_protocol::{Append, Color, Incarnation, Position, ReplicaId, SeqNum, ShardId, Time, limits};
+use flexlog_protocol::{Append, Color, Incarnation, Position, Record, ReplicaId, SeqNum, ShardId, Time, limits};
 use flexlog_replica::{ConnId, FetchId, Persist, Replica};
 use flexlog_sequencer::{Leaf, tree};
 use rustc_hash::FxHashMap;
@@ -164,6 +164,9 @@ pub struct Engine {
     events: Vec<Event>,
     stopped: Option<String>,
     serving: bool,
+    /// How long what goes up the tree waits for more, in microseconds; and until when what is there does.
+    linger_micros: u64,
+    flush_due: Option<Time>,
     appends: u64,
     counted: FxHashMap<Color, Counted>,
     marked: Vec<Color>,
@@ -191,6 +194,8 @@ impl Engine {
             events: Vec::new(),
             stopped: None,
             serving: false,
+            linger_micros: 0,
+            flush_due: None,
             appends: 0,
             counted: FxHashMap::default(),
             marked: Vec::new(),
@@ -381,7 +386,8 @@ impl Engine {
         let members = self.members.iter().filter_map(|member| member.replica.next_deadline());
         let stores = self.members.iter().filter(|member| !member.working && member.failed.is_none());
         let stores = stores.filter_map(|member| member.store.background_at());
-        members.chain(stores).chain(self.station.as_ref().and_then(Station::next_deadline)).min()
+        let leaves = self.station.as_ref().and_then(Station::next_deadline);
+        members.chain(stores).chain(leaves).chain(self.flush_due).min()
     }
 
     /// Works until there are answers to send, or nothing is left to do but to wait for fences, deadlines and clients.
@@ -397,7 +403,10 @@ impl Engine {
                 return true;
             }
             self.each_leaf(Leaf::flush);
-            if let Some(sequencer) = self.station.as_mut().and_then(Station::sequencer) {
+            if self.may_flush_tree(now)
+                && let Some(sequencer) = self.station.as_mut().and_then(Station::sequencer)
+            {
+                self.flush_due = None;
                 sequencer.flush(&mut self.tree_out);
                 self.route_tree();
             }
@@ -418,6 +427,16 @@ impl Engine {
                 return false;
             }
         }
+    }
+
+    /// Whether what goes up the tree has waited for as long as it is to.
+    fn may_flush_tree(&self, now: Time) -> bool {
+        self.linger_micros == 0 || self.flush_due.is_some_and(|due| due <= now)
+    }
+
+    /// Has what goes up the tree wait so long for more of its kind.
+    pub(crate) fn with_linger(self, micros: u64) -> Self {
+        Self { linger_micros: micros, ..self }
     }
 
     /// What to say to clients, by connection.
@@ -476,9 +495,22 @@ impl Engine {
     }
 
     fn fetch(&mut self, at: usize, wanted: Wanted) {
-        let Wanted { fetch, color, from, upto, max_records, max_bytes } = wanted;
+        let Wanted { color, from, upto, max_records, max_bytes, .. } = wanted;
         let mut records = Vec::new();
         let read = self.members[at].store.read(color, from, upto, max_records, max_bytes, &mut records);
+        self.fetched(at, wanted, read, records);
+    }
+
+    fn fetch_prev(&mut self, at: usize, fetch: FetchId, color: Color, upto: SeqNum) {
+        let mut records = Vec::new();
+        let read = self.members[at].store.prev(color, upto, &mut records);
+        // What comes of it is all that there is: nothing is read on.
+        let wanted = Wanted { fetch, color, from: upto, upto, max_records: 1, max_bytes: 1 };
+        self.fetched(at, wanted, read, records);
+    }
+
+    fn fetched(&mut self, at: usize, wanted: Wanted, read: Result<Reading, ReadError>, records: Vec<(SeqNum, Record)>) {
+        let fetch = wanted.fetch;
         let result = match read {
             Ok(Reading::Later(read)) => return self.reads.push(SlowRead { at, wanted, read }),
             Err(error) if records.is_empty() => Err(error.to_string()),
@@ -513,6 +545,9 @@ impl Engine {
             Message::Tree(input) => {
                 if let Some(sequencer) = self.station.as_mut().and_then(Station::sequencer) {
                     sequencer.handle(input, &mut self.tree_out);
+                    if self.linger_micros > 0 {
+                        self.flush_due.get_or_insert(now.after(self.linger_micros));
+                    }
                     self.route_tree();
                 }
             }
@@ -592,6 +627,7 @@ impl Engine {
                 Output::Fetch { fetch, color, from, upto, max_records, max_bytes } => {
                     self.fetch(at, Wanted { fetch, color, from, upto, max_records, max_bytes });
                 }
+                Output::FetchPrev { fetch, color, upto } => self.fetch_prev(at, fetch, color, upto),
                 Output::FetchStaged { token, to } => {
                     let message = match self.members[at].store.read_staged(token) {
                         Ok(Some(append)) => PeerMessage::Pulled(Arc::new(append)),

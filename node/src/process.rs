@@ -190,7 +190,8 @@ async fn start(options: &Options) -> Result<(Rc<Server>, Option<SocketAddr>), St
         What::Sequencer(name) => {
             let place = place(&tree, name, *numbers_per_epoch)?;
             let seat = Seat { position: place.position, address: own.address.clone() };
-            (Engine::new(Vec::new(), Some(place)), Some(seat))
+            let linger = topology.sequencer(name).map_or(0, |sequencer| sequencer.linger_micros);
+            (Engine::new(Vec::new(), Some(place)).with_linger(linger), Some(seat))
         }
         What::Replica(id) => {
             let members = open(topology, *id, &own, &*metadata, cluster.id, &tree, &fenced).await?;
@@ -202,10 +203,6 @@ async fn start(options: &Options) -> Result<(Rc<Server>, Option<SocketAddr>), St
         matches!(what, What::Replica(id) if tree.shards.iter().any(|shard| shard.view.members.first() == Some(id)));
     let bounds = if trims { operations::retentions(&*metadata).await? } else { Vec::new() };
     let keeper = Keeper::open(&own.folder.join("retention.json"), cluster.id, bounds, &mut engine)?;
-    let linger = match what {
-        What::Sequencer(name) => topology.sequencer(name).map_or(0, |sequencer| sequencer.linger_micros),
-        What::Replica(_) => 0,
-    };
     let links = links(&tree, what, &transport, cluster.id);
     let server = Server::start(Parts {
         engine,
@@ -217,7 +214,6 @@ async fn start(options: &Options) -> Result<(Rc<Server>, Option<SocketAddr>), St
         seat,
         tree,
         links: Some(links),
-        linger: Duration::from_micros(linger),
         keeper,
         fenced,
     });

@@ -78,7 +78,6 @@ pub(crate) struct Server {
     tree: Tree,
     /// To the other processes of the cluster; `None` where there are none.
     links: Option<Links>,
-    linger: Duration,
     started: Instant,
     /// Colors that are known to be there.
     colors: RefCell<FxHashSet<Color>>,
@@ -123,8 +122,6 @@ pub(crate) struct Parts {
     pub(crate) seat: Option<Seat>,
     pub(crate) tree: Tree,
     pub(crate) links: Option<Links>,
-    /// How long requests wait for others to go up with them.
-    pub(crate) linger: Duration,
     pub(crate) keeper: Keeper,
     /// Told, from any thread, when a fence of a store may be done.
     pub(crate) fenced: Arc<Notify>,
@@ -133,6 +130,7 @@ pub(crate) struct Parts {
 impl Server {
     /// Starts the tasks that every node has; the shard has no leaf yet. Must run inside a `LocalSet`.
     pub(crate) fn start(parts: Parts) -> Rc<Self> {
+        let has_seat = parts.seat.is_some();
         let server = Rc::new(Self {
             engine: RefCell::new(parts.engine),
             metadata: parts.metadata,
@@ -143,7 +141,6 @@ impl Server {
             seat: parts.seat,
             tree: parts.tree,
             links: parts.links,
-            linger: parts.linger,
             started: Instant::now(),
             colors: RefCell::default(),
             claiming: Cell::new(false),
@@ -156,7 +153,8 @@ impl Server {
             readers: Semaphore::new(SLOW_READERS),
             // One store at a time: each holds the segments in memory that it moves.
             worker: Semaphore::new(1),
-            state: watch::Sender::new(State::Starting),
+            // Members serve whoever comes, once they are led.
+            state: watch::Sender::new(if has_seat { State::Starting } else { State::Serving }),
             stopping: watch::Sender::new(false),
             keeper: RefCell::new(parts.keeper),
             given_bounds: Notify::new(),
@@ -383,10 +381,13 @@ impl Server {
 
     /// Keeps colors to their retentions until the server stops; nothing is done while none has any.
     async fn keep_retentions(self: Rc<Self>) {
-        if self.serves().await.is_err() {
-            return;
-        }
         let mut stopping = self.stopping.subscribe();
+        tokio::select! {
+            served = self.serves() => if served.is_err() {
+                return;
+            },
+            _ = stopping.wait_for(|stopping| *stopping) => return,
+        }
         let mut turns = tokio::time::interval(LOOK_EVERY);
         turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut kept = Instant::now();

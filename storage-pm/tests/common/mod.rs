@@ -187,6 +187,15 @@ pub fn check(
         if !found.is_sorted_by(|a, b| a.0 < b.0) {
             return Err("numbers are not in order".to_owned());
         }
+        // Some bounds are enough: there is a check after nearly every step of a walk.
+        let some = found.iter().step_by(1 + found.len() / 8).map(|(number, _)| number.to_raw());
+        for raw in some.flat_map(|raw| [raw.saturating_sub(1), raw, raw + 1]).chain([0, u64::MAX]) {
+            let upto = SeqNum::from_raw(raw);
+            let last = store.prev_through(Color(color), upto).map_err(|error| error.to_string())?;
+            if last.as_ref() != found.iter().rfind(|(number, _)| *number <= upto) {
+                return Err(format!("the last record of {color} up to {upto} is {last:?}"));
+            }
+        }
         for (number, record) in &found {
             if expected.records.get(&(Color(color), *number)) != Some(record) {
                 return Err(format!("{color}/{number} is {record:?}"));
