@@ -17,7 +17,9 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 
-use flexlog_protocol::api::{Answer, AppendRequest, Appended, Failure, ReplicaStatus, Request, ShardStatus};
+use flexlog_protocol::api::{
+    Answer, AppendRequest, Appended, Failure, PositionStatus, ReplicaStatus, Request, RequestId, ShardStatus,
+};
 use flexlog_protocol::media::{Background, FenceId, Late, LaterRead, LogStore, ReadError, Reading, StoreError};
 use flexlog_protocol::peer::{NodeMessage, Of, PeerMessage, ToLeaf, ToMember};
 use flexlog_protocol::{Append, Color, Incarnation, Position, Record, ReplicaId, SeqNum, ShardId, Time, limits};
@@ -294,6 +296,13 @@ impl Engine {
     /// Takes a client's request. [`Engine::run`] comes next.
     pub fn request(&mut self, from: ConnId, request: Request) {
         match request {
+            // Records are at replicas; a position that leads some has none.
+            request if self.members.is_empty() => {
+                if let Some(id) = awaited(&request) {
+                    let why = Failure::NotReady("this process has no replica: ask one of the color's".into());
+                    self.answer(from, Answer::Failed { id, why });
+                }
+            }
             Request::Append(request) => self.append(from, &request),
             Request::OpenSession { id, .. } | Request::Trim { id, .. } if self.failed().is_some() => {
                 // Entries commit on all members or not at all: whoever waited for this one would never hear why not.
@@ -845,6 +854,12 @@ impl Engine {
         self.appends
     }
 
+    /// How the position is that this process holds or is about to, for people; without its name.
+    #[must_use]
+    pub fn position(&self) -> Option<PositionStatus> {
+        self.station.as_ref().map(Station::status)
+    }
+
     /// The shards that this process has members or the leaf of, for people.
     #[must_use]
     pub fn shards(&self) -> Vec<ShardStatus> {
@@ -899,6 +914,25 @@ impl Member {
             ssd_bytes: usage.ssd_bytes,
             ssd_records: usage.ssd_records,
             opened: self.opened,
+        }
+    }
+}
+
+/// The name of a request that is answered by this name.
+fn awaited(request: &Request) -> Option<RequestId> {
+    match request {
+        Request::Lookup { id, .. }
+        | Request::Colors { id, .. }
+        | Request::Status { id }
+        | Request::OpenSession { id, .. }
+        | Request::Read { id, .. }
+        | Request::ReadNext { id, .. }
+        | Request::ReadPrev { id, .. }
+        | Request::Tail { id, .. }
+        | Request::Trim { id, .. }
+        | Request::Subscribe { id, .. } => Some(*id),
+        Request::CloseSession { .. } | Request::Append(_) | Request::Credit { .. } | Request::Unsubscribe { .. } => {
+            None
         }
     }
 }

@@ -171,7 +171,14 @@ async fn start(options: &Options) -> Result<(Rc<Server>, Option<SocketAddr>), St
     let own = own(topology, what)?;
     let transport = transport(topology, &own.name)?;
     // The address is taken first: what is wrong with it shows before anything is read.
-    let listener = transport.listen(&own.address).await?;
+    let listener = transport.listen(&own.address).await.map_err(|error| match error {
+        StartError::Listen { address, source } => StartError::Topology(format!(
+            "cannot listen on {address}: {source}. Does '{}' run already? Its address is in {}",
+            own.name,
+            topology.file.display()
+        )),
+        other => other,
+    })?;
     let address = listener.local_addr();
     std::fs::create_dir_all(&own.folder).map_err(|source| StartError::Folder { path: own.folder.clone(), source })?;
 

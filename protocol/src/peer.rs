@@ -4,6 +4,7 @@
 //! Every message between a member and a leaf names the leaf's incarnation; one that names an older one than the
 //! receiver has sealed to changes nothing (I9).
 
+use std::fmt;
 use std::sync::Arc;
 
 use uuid::Uuid;
@@ -197,6 +198,24 @@ pub enum PeerMessage {
         /// The append.
         token: Token,
     },
+}
+
+/// One that messages are sent to.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Peer {
+    /// A replica.
+    Replica(ReplicaId),
+    /// A position of the tree.
+    Position(Position),
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Replica(replica) => write!(f, "replica {replica}"),
+            Self::Position(position) => write!(f, "position {position}"),
+        }
+    }
 }
 
 /// A child of a position: another position, or the leaf of a shard, which is in the position's own process.
