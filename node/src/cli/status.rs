@@ -10,7 +10,7 @@ mod text;
 use std::time::Duration;
 
 use clap::Args;
-use flexlog_client::Client;
+use flexlog_client::{Client, ConnectError};
 use flexlog_protocol::ClusterId;
 use flexlog_protocol::api::{Status, TreeInfo};
 use flexlog_tree_config::topology::Topology;
@@ -86,7 +86,7 @@ async fn ask(
         asking.spawn(async move {
             let (answer, client) = match builder.connect(address.as_str()).await {
                 Ok(client) => (client.status().await.map_err(|error| error.to_string()), Some(client)),
-                Err(error) => (Err(error.to_string()), None),
+                Err(error) => (Err(in_short(error)), None),
             };
             // Another process may have taken the address.
             let answer = answer.and_then(|status| match status.process == name {
@@ -99,6 +99,16 @@ async fn ask(
     let mut asked = asking.join_all().await;
     asked.sort_unstable_by_key(|(at, _)| *at);
     Ok(asked.into_iter().map(|(_, process)| process).collect())
+}
+
+/// Why there is no connection; the line has the address already.
+fn in_short(error: ConnectError) -> String {
+    match error {
+        ConnectError::Unreachable { source, .. } => source.to_string(),
+        ConnectError::TimedOut { after, .. } => format!("no answer within {} s", after.as_secs()),
+        ConnectError::Refused { reason, .. } => reason,
+        error => error.to_string(),
+    }
 }
 
 /// Takes the second sample, of those that gave the first.

@@ -142,7 +142,7 @@ fn position(report: &Report, info: &PositionInfo) -> String {
     if let Some(why) = report.away(&info.name) {
         return match info.epoch.0 {
             0 => format!("away: {why}"),
-            epoch => format!("away: {why}. It was claimed last with epoch {epoch}"),
+            epoch => format!("away (epoch {epoch} was its last): {why}"),
         };
     }
     let Some((status, rate)) = report.position(info.position) else { return "not known".to_owned() };
