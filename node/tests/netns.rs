@@ -36,7 +36,11 @@ impl Net {
     fn new() -> Option<Self> {
         let net = Self { prefix: format!("flx{}", std::process::id()) };
         let made = net.hub().and_then(|()| {
-            PROCESSES.into_iter().chain([CLIENT]).zip(0..).try_for_each(|((name, last), place)| net.join(name, last, place))
+            PROCESSES
+                .into_iter()
+                .chain([CLIENT])
+                .zip(0..)
+                .try_for_each(|((name, last), place)| net.join(name, last, place))
         });
         match made {
             Ok(()) => Some(net),
