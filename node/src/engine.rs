@@ -390,7 +390,7 @@ impl Engine {
     }
 
     fn fetch(&mut self, at: usize, wanted: Wanted) {
-        let Wanted { fetch, color, from, upto, max_records, max_bytes } = wanted;
+        let Wanted { color, from, upto, max_records, max_bytes, .. } = wanted;
         let mut records = Vec::new();
         let read = self.members[at].store.read(color, from, upto, max_records, max_bytes, &mut records);
         self.fetched(at, wanted, read, records);
