@@ -193,7 +193,7 @@ impl World {
         let mut out = Vec::new();
         self.shards[at].replica.handle(Time(0), input, &mut out);
         for output in out {
-            let at_once = self.draw() % 2 == 0;
+            let at_once = self.draw().is_multiple_of(2);
             let shard = &mut self.shards[at];
             let fetch = match output {
                 Output::Persist(what) => {
@@ -367,7 +367,7 @@ impl World {
     }
 
     fn ask(&mut self, what: u32) {
-        let (n, patient) = (self.near(), self.draw() % 3 > 0);
+        let (n, patient) = (self.near(), !self.draw().is_multiple_of(3));
         self.ask_for(what, n, patient);
     }
 
