@@ -259,6 +259,9 @@ impl Engine {
         let Some(station) = &self.station else { return };
         match peer {
             Peer::Replica(replica) if station.leads(replica) => self.events.push(Event::ClaimAgain),
+            Peer::Position(position) if station.parent() == Some(position) => {
+                self.queue.push_back(Message::Tree(tree::Input::ParentReplaced));
+            }
             Peer::Position(position) => {
                 self.queue.push_back(Message::Tree(tree::Input::ChildReplaced(position)));
             }
