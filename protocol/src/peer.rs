@@ -230,7 +230,7 @@ pub enum Child {
 /// From a child to its parent, on the way to a color's owner.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ToParent {
-    /// This incarnation of the child is new: seal it.
+    /// This incarnation of the child is new, or what it has said may be lost: seal it.
     Here,
     /// The answer to [`FromParent::Seal`]: what the child and all below it know, grants included that arrived before.
     /// After this only the sealing parent's grants, tails and stables count.
