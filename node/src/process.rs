@@ -239,14 +239,31 @@ async fn metadata(
             Ok((Arc::new(served::Remote::new(dial, METADATA_PATIENCE)), None))
         }
         #[cfg(feature = "etcd")]
-        MetadataPlace::Etcd { endpoints, prefix } => {
-            Ok((Arc::new(crate::process::etcd::connect(endpoints, prefix).await?), None))
-        }
+        MetadataPlace::Etcd { endpoints, prefix } => Ok((Arc::new(etcd(endpoints, prefix).await?), None)),
         #[cfg(not(feature = "etcd"))]
         MetadataPlace::Etcd { .. } => Err(StartError::Topology(format!(
             "{} keeps its metadata in etcd, and this program was built without: build it with the feature etcd",
             topology.file.display()
         ))),
+    }
+}
+
+/// The metadata in etcd. Waits for that to answer.
+#[cfg(feature = "etcd")]
+async fn etcd(endpoints: &[String], prefix: &str) -> Result<flexlog_tree_config::Etcd, StartError> {
+    use flexlog_tree_config::etcd::{OpenError, Options};
+    let mut said: Option<Instant> = None;
+    loop {
+        let error = match flexlog_tree_config::Etcd::open(Options::new(endpoints.iter().cloned(), prefix)).await {
+            Ok(store) => return Ok(store),
+            Err(error @ OpenError::Read(ReadError::Unavailable { .. })) => error,
+            Err(error) => return Err(StartError::Topology(error.to_string())),
+        };
+        if said.is_none_or(|said| said.elapsed() >= SAY_AGAIN) {
+            said = Some(Instant::now());
+            tracing::warn!(%error, "waiting for the metadata");
+        }
+        tokio::time::sleep(ASK_AGAIN).await;
     }
 }
 

@@ -83,13 +83,28 @@ fn free_addresses(count: usize) -> Vec<String> {
     taken.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect()
 }
 
-fn topology(folder: &Path, quic: bool) -> (PathBuf, Vec<String>) {
+/// How the processes of a cluster reach one another, and where its metadata is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By<'a> {
+    Tcp,
+    Quic,
+    /// TCP, with the metadata in etcd at this address.
+    #[cfg_attr(not(feature = "etcd"), expect(dead_code, reason = "its test is not built"))]
+    Etcd(&'a str),
+}
+
+fn topology(folder: &Path, by: By) -> (PathBuf, Vec<String>) {
     let leaves: Vec<&str> = SEQUENCERS.iter().map(|(name, _)| *name).filter(|name| name.starts_with("leaf")).collect();
     let mut addresses = free_addresses(SEQUENCERS.len() + leaves.len() * REPLICAS);
     let replicas = addresses.split_off(SEQUENCERS.len());
     let mut text = String::from("cluster = \"order\"\n");
-    if quic {
-        text += "transport = \"quic\"\n[certificates]\ndirectory = \"certs\"\n";
+    match by {
+        By::Tcp => {}
+        By::Quic => text += "transport = \"quic\"\n[certificates]\ndirectory = \"certs\"\n",
+        By::Etcd(address) => {
+            writeln!(text, "[metadata]\nbackend = \"etcd\"\nendpoints = [\"{address}\"]\nprefix = \"flexlog/order\"")
+                .unwrap();
+        }
     }
     text += "[storage]\narea_limit = \"64MiB\"\nsegment = \"8MiB\"\nssd = false\n";
     for ((name, parent), address) in SEQUENCERS.iter().zip(&addresses) {
@@ -116,9 +131,9 @@ fn flexlog(words: &[&str], folder: &Path) {
 }
 
 impl Cluster {
-    fn start(folder: &Path, quic: bool) -> Self {
-        let (file, addresses) = topology(folder, quic);
-        let credentials = quic.then(|| {
+    fn start(folder: &Path, by: By) -> Self {
+        let (file, addresses) = topology(folder, by);
+        let credentials = (by == By::Quic).then(|| {
             flexlog(&["cert", "init", "--dir", "certs"], folder);
             let replicas: Vec<String> = (1..=addresses.len()).map(|id| format!("replica-{id}")).collect();
             let mut words = vec!["cert", "issue", "--dir", "certs", "client"];
@@ -346,9 +361,9 @@ async fn join_all<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
     outputs.into_iter().flatten().collect()
 }
 
-fn histories_pass(quic: bool) {
+fn histories_pass(by: By) {
     let Some(folder) = folder(On::Tmpfs) else { return };
-    let cluster = Cluster::start(folder.path(), quic);
+    let cluster = Cluster::start(folder.path(), by);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     if let Err(violation) = runtime.block_on(run(&cluster)) {
         panic!("{violation}");
@@ -358,12 +373,49 @@ fn histories_pass(quic: bool) {
 
 #[test]
 fn every_colors_history_is_in_order_over_tcp() {
-    histories_pass(false);
+    histories_pass(By::Tcp);
 }
 
 #[test]
 fn every_colors_history_is_in_order_over_quic() {
-    histories_pass(true);
+    histories_pass(By::Quic);
+}
+
+/// An etcd of one member on free ports. Killed with this.
+#[cfg(feature = "etcd")]
+struct Etcd(Child);
+
+#[cfg(feature = "etcd")]
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn every_colors_history_is_in_order_with_the_metadata_in_etcd() {
+    let Some(data) = folder(On::Tmpfs) else { return };
+    let [client, peer] = [0, 1].map(|at| format!("http://{}", free_addresses(2)[at]));
+    let started = Command::new("etcd")
+        .args(["--name", "one", "--log-level", "error", "--data-dir"])
+        .arg(data.path())
+        .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+        .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+        .args(["--initial-cluster", &format!("one={peer}")])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    match started {
+        // The cluster waits until it answers.
+        Ok(child) => {
+            let _etcd = Etcd(child);
+            histories_pass(By::Etcd(&client));
+        }
+        Err(error) => support::skipped(&format!("etcd cannot be started ({error}): apt-get install etcd-server")),
+    }
 }
 
 /// The checker can fail.

@@ -2,7 +2,7 @@
 //! whole log: whatever the members answer, and the client makes of it, is what the model says.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that panics has failed")]
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -14,6 +14,7 @@ use flexlog_protocol::{
     ShardId, Time, Token, View, ViewNumber,
 };
 use proptest::prelude::*;
+use rustc_hash::FxHashMap;
 use uuid::Uuid;
 
 use crate::color::after;
@@ -53,7 +54,7 @@ struct Shard {
     replica: Replica,
     written: Vec<Persist>,
     durable: u64,
-    staged: HashMap<Token, Arc<Append>>,
+    staged: FxHashMap<Token, Arc<Append>>,
     records: BTreeMap<SeqNum, Record>,
     kept: Vec<Arc<Entry>>,
     checkpoint: Option<(Lsn, Bytes)>,
@@ -116,7 +117,7 @@ impl Shard {
             replica,
             written: vec![],
             durable: 0,
-            staged: HashMap::new(),
+            staged: FxHashMap::default(),
             records: BTreeMap::new(),
             kept: vec![],
             checkpoint: None,
