@@ -98,7 +98,7 @@ fn to_proto(answer: &Answer) -> proto::Answer {
         Answer::Colors { id, colors } => {
             (*id, Kind::Colors(proto::ColorPage { colors: colors.iter().map(color_to).collect() }))
         }
-        Answer::Status { id, status } => (*id, Kind::Status(status::to_proto(status))),
+        Answer::Status { id, status } => (*id, Kind::Status(Box::new(status::to_proto(status)))),
         Answer::SessionOpened { id, session } => (*id, Kind::SessionOpened(session_to(*session))),
         Answer::Record { id, number, record } => (*id, Kind::Record(numbered(*number, record))),
         Answer::Hole { id } => (*id, Kind::Hole(proto::Hole {})),
@@ -132,7 +132,7 @@ fn from_proto(answer: proto::Answer) -> Result<Answer, WireError> {
         Some(Kind::Colors(page)) => {
             Answer::Colors { id, colors: page.colors.into_iter().map(color_from).collect::<Result<_, _>>()? }
         }
-        Some(Kind::Status(status)) => Answer::Status { id, status: Box::new(status::from_proto(status)?) },
+        Some(Kind::Status(status)) => Answer::Status { id, status: Box::new(status::from_proto(*status)?) },
         Some(Kind::SessionOpened(session)) => Answer::SessionOpened { id, session: session_from(session) },
         Some(Kind::Record(record)) => {
             let (number, record) = numbered_from(record)?;
