@@ -1,6 +1,6 @@
 //! Clusters of several processes, as `flexlog cluster up` runs them, over TCP and over QUIC.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
 mod support;
 
