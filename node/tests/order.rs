@@ -115,9 +115,8 @@ fn topology(folder: &Path, by: By) -> (PathBuf, Vec<String>) {
     }
     for (shard, leaf) in leaves.iter().enumerate() {
         write!(text, "[[shard]]\nid = {}\nleaf = \"{leaf}\"\n", shard + 1).unwrap();
-        for replica in shard * REPLICAS..(shard + 1) * REPLICAS {
-            let address = &replicas[replica];
-            write!(text, "[[shard.replica]]\nid = {}\naddress = \"{address}\"\n", replica + 1).unwrap();
+        for (replica, address) in (1..).zip(&replicas).skip(shard * REPLICAS).take(REPLICAS) {
+            write!(text, "[[shard.replica]]\nid = {replica}\naddress = \"{address}\"\n").unwrap();
         }
     }
     let file = folder.join("cluster.toml");
