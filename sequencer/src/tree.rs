@@ -602,10 +602,10 @@ impl Sequencer {
             }
             FromParent::Stable(stable) => {
                 for (color, upto) in stable {
-                    if let Some(wide) = self.wide.get_mut(&color) {
-                        wide.stable = wide.stable.max(upto);
-                        self.moved.insert(color);
-                    }
+                    // Whoever below it is for may not have said so here yet, and it is told once.
+                    let wide = self.wide.entry(color).or_default();
+                    wide.stable = wide.stable.max(upto);
+                    self.moved.insert(color);
                 }
             }
         }

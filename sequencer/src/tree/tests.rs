@@ -316,6 +316,20 @@ fn stable_from_above_goes_to_those_that_follow_only() {
 }
 
 #[test]
+fn stable_that_nobody_follows_yet_is_kept_for_whoever_will() {
+    let above = color(ABOVE, true);
+    let mut rig = Rig::serving();
+    rig.seal(parent(), parent());
+    rig.child(sealed(parent(), &[]));
+    // A member asked its leaf meanwhile: the parent knows of it before this position does.
+    assert_eq!(rig.leaf(sealed(parent(), &[wide_end(above, &[])])).len(), 1);
+    let stable = || FromParent::Stable(vec![(above, n(4, 6))]);
+    assert_eq!((rig.parent_as(parent(), stable()), rig.flush()), (vec![], vec![]));
+    rig.leaf(ToParent::Tails { round: 1, colors: vec![above] });
+    assert!(rig.flush().contains(&to_leaf(stable())));
+}
+
+#[test]
 fn a_full_epoch_is_told_once_and_shortly_before_its_end() {
     let own = color(ME, false);
     let mut rig = Rig::serving();
