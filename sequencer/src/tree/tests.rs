@@ -259,6 +259,20 @@ fn when_what_was_said_may_be_lost_the_parent_asks_again() {
 }
 
 #[test]
+fn a_parent_that_is_about_to_seal_again_has_one_answer() {
+    let above = color(ABOVE, false);
+    let mut rig = Rig::serving();
+    rig.leaf(order(8, above, 3));
+    rig.seal(parent(), parent());
+    rig.child(sealed(parent(), &[]));
+    assert_eq!(rig.input(Input::ParentReplaced).len(), 1);
+    assert_eq!(rig.leaf(sealed(parent(), &[])), [], "it comes when the parent has heard");
+    assert_eq!(rig.flush(), []);
+    assert_eq!(rig.seal(parent(), parent()), [up(parent(), sealed(parent(), &[]))]);
+    assert_eq!(rig.flush(), [up(parent(), order(1, above, 3))]);
+}
+
+#[test]
 fn what_a_replaced_child_waits_for_is_nobodys() {
     let above = color(ABOVE, true);
     let mut rig = Rig::attached();
