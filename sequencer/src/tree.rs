@@ -351,7 +351,7 @@ impl Sequencer {
             self.parent.sealed = true;
             self.parent.ready = false;
             if self.passing.iter().any(|passing| passing.by == by) {
-                return; // It is on its way down already.
+                return self.answer_seals(out); // It is on its way down already, or everybody has answered.
             }
             // The parent takes nothing else before this answer.
             self.passing.insert(0, passing);
@@ -392,11 +392,7 @@ impl Sequencer {
         match passing {
             Some(passing) if neighbour.incarnation == Some(speaker) && neighbour.reported => {
                 passing.reports[child].get_or_insert(colors);
-                // In their order: who has the answer to a later one takes this position's report for known.
-                while self.passing.first().is_some_and(|first| first.reports.iter().all(Option::is_some)) {
-                    let first = self.passing.remove(0);
-                    self.answer_seal(first, out);
-                }
+                self.answer_seals(out);
             }
             _ => self.ignored += 1,
         }
@@ -450,6 +446,15 @@ impl Sequencer {
             self.grant(child, batch, color, count, out);
         }
         self.answer_own_questions(out);
+    }
+
+    /// Answers those seals that all children have, in their order: the parent takes nothing before the answer to its own.
+    /// One that is about to seal again has the answer then, and not twice: what is asked again behind it is asked once.
+    fn answer_seals(&mut self, out: &mut Vec<Output>) {
+        while self.parent.sealed && self.passing.first().is_some_and(|first| first.reports.iter().all(Option::is_some)) {
+            let first = self.passing.remove(0);
+            self.answer_seal(first, out);
+        }
     }
 
     /// Tells the parent what all children know, and what of it was asked for before and not granted.
@@ -602,10 +607,10 @@ impl Sequencer {
             }
             FromParent::Stable(stable) => {
                 for (color, upto) in stable {
-                    if let Some(wide) = self.wide.get_mut(&color) {
-                        wide.stable = wide.stable.max(upto);
-                        self.moved.insert(color);
-                    }
+                    // Whoever below it is for may not have said so here yet, and it is told once.
+                    let wide = self.wide.entry(color).or_default();
+                    wide.stable = wide.stable.max(upto);
+                    self.moved.insert(color);
                 }
             }
         }

@@ -259,6 +259,20 @@ fn when_what_was_said_may_be_lost_the_parent_asks_again() {
 }
 
 #[test]
+fn a_parent_that_is_about_to_seal_again_has_one_answer() {
+    let above = color(ABOVE, false);
+    let mut rig = Rig::serving();
+    rig.leaf(order(8, above, 3));
+    rig.seal(parent(), parent());
+    rig.child(sealed(parent(), &[]));
+    assert_eq!(rig.input(Input::ParentReplaced).len(), 1);
+    assert_eq!(rig.leaf(sealed(parent(), &[])), [], "it comes when the parent has heard");
+    assert_eq!(rig.flush(), []);
+    assert_eq!(rig.seal(parent(), parent()), [up(parent(), sealed(parent(), &[]))]);
+    assert_eq!(rig.flush(), [up(parent(), order(1, above, 3))]);
+}
+
+#[test]
 fn what_a_replaced_child_waits_for_is_nobodys() {
     let above = color(ABOVE, true);
     let mut rig = Rig::attached();
@@ -313,6 +327,20 @@ fn stable_from_above_goes_to_those_that_follow_only() {
     rig.flush();
     assert_eq!((rig.parent_as(parent(), stable()), rig.flush()), (vec![], vec![to_leaf(stable())]));
     assert_eq!((rig.parent_as(parent(), stable()), rig.flush()), (vec![], vec![]), "once");
+}
+
+#[test]
+fn stable_that_nobody_follows_yet_is_kept_for_whoever_will() {
+    let above = color(ABOVE, true);
+    let mut rig = Rig::serving();
+    rig.seal(parent(), parent());
+    rig.child(sealed(parent(), &[]));
+    // A member asked its leaf meanwhile: the parent knows of it before this position does.
+    assert_eq!(rig.leaf(sealed(parent(), &[wide_end(above, &[])])).len(), 1);
+    let stable = || FromParent::Stable(vec![(above, n(4, 6))]);
+    assert_eq!((rig.parent_as(parent(), stable()), rig.flush()), (vec![], vec![]));
+    rig.leaf(ToParent::Tails { round: 1, colors: vec![above] });
+    assert!(rig.flush().contains(&to_leaf(stable())));
 }
 
 #[test]
