@@ -305,6 +305,8 @@ impl Sequencer {
     fn child_is_new(&mut self, child: usize, speaker: Incarnation, out: &mut Vec<Output>) {
         // One that is known says so when what it had said may be lost.
         if self.children[child].incarnation.is_none_or(|known| known.epoch <= speaker.epoch) {
+            // What is on its way from one before is not taken for its report.
+            self.children[child].incarnation = Some(speaker);
             self.ask_again(child, out);
         } else {
             self.ignored += 1;
@@ -314,15 +316,18 @@ impl Sequencer {
     /// The child has to report anew; what its predecessor waits for, it does not.
     fn ask_again(&mut self, child: usize, out: &mut Vec<Output>) {
         self.children[child].reported = false;
+        self.forget(child);
+        self.seal(child, self.me, out);
+        self.passing.iter().for_each(|passing| self.seal(child, passing.by, out));
+    }
+
+    /// What was asked and told by a child that is not there any more.
+    fn forget(&mut self, child: usize) {
         self.requests.forget(child);
         self.questions.forget(child);
         self.held.retain(|(other, ..)| *other != child);
         self.wide.values_mut().for_each(|wide| _ = wide.followers.remove(&child));
-        self.seal(child, self.me, out);
-        for passing in &mut self.passing {
-            passing.reports[child] = None;
-        }
-        self.passing.iter().for_each(|passing| self.seal(child, passing.by, out));
+        self.passing.iter_mut().for_each(|passing| passing.reports[child] = None);
     }
 
     fn sealed_by(&mut self, from: Incarnation, by: Incarnation, out: &mut Vec<Output>) {
@@ -380,8 +385,13 @@ impl Sequencer {
                 self.ignored += 1;
                 return;
             }
+            let other = neighbour.incarnation.is_some_and(|known| known != speaker);
             neighbour.incarnation = Some(speaker);
             neighbour.reported = true;
+            if other {
+                // The one before it may have reported late, when it was known to be replaced already.
+                self.forget(child);
+            }
             self.take_report(child, &colors);
             if self.owner.is_none() && self.children.iter().all(|child| child.reported) {
                 self.begin(out);

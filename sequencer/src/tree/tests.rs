@@ -259,6 +259,24 @@ fn when_what_was_said_may_be_lost_the_parent_asks_again() {
 }
 
 #[test]
+fn a_report_of_a_child_that_was_replaced_counts_for_nothing_of_the_new_ones() {
+    let above = color(ABOVE, false);
+    let new = someone(BELOW, 9);
+    let mut rig = Rig::attached();
+    rig.input(Input::ChildReplaced(BELOW));
+    // It is not known yet by whom.
+    assert_eq!(rig.child(sealed(me(), &[])), []);
+    rig.child(order(1, above, 2));
+    rig.flush();
+    rig.child_as(new, sealed(me(), &[]));
+    assert_eq!(rig.parent_as(parent(), grant(1, above, n(4, 0), 2)), [], "the new one asked for nothing");
+
+    let mut rig = Rig::attached();
+    rig.child_as(new, ToParent::Here);
+    rig.ignores(|rig| rig.child(sealed(me(), &[])));
+}
+
+#[test]
 fn a_parent_that_is_about_to_seal_again_has_one_answer() {
     let above = color(ABOVE, false);
     let mut rig = Rig::serving();
