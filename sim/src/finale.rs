@@ -18,7 +18,8 @@ impl World {
         self.record(|| "no more faults".to_owned());
         self.config.faults = false;
         self.net.end_stalls();
-        if self.broken_stores {
+        // A folder that failed in the background may not have been noticed yet.
+        if self.broken_stores || self.machines.iter().any(|machine| machine.armed) {
             self.power_cut();
         }
         self.machines.iter_mut().for_each(|machine| machine.disarm());

@@ -21,6 +21,9 @@ struct Arguments {
     /// Events of each run before the faults end.
     #[arg(long, default_value_t = Config::default().events)]
     events: u64,
+    /// Without faults.
+    #[arg(long)]
+    calm: bool,
     /// Members of the shard.
     #[arg(long, default_value_t = Config::default().members)]
     members: usize,
@@ -48,7 +51,8 @@ fn guarded(seed: u64, config: Config) -> Result<Report, String> {
 }
 
 fn series(arguments: &Arguments, out: &mut impl Write) -> io::Result<u64> {
-    let config = Config { events: arguments.events, members: arguments.members, ..Config::default() };
+    let config =
+        Config { events: arguments.events, members: arguments.members, faults: !arguments.calm, ..Config::default() };
     let started = Instant::now();
     let (mut events, mut crashes, mut appends, mut images, mut moves, mut failed, mut done) = (0, 0, 0, 0, 0, 0, 0);
     for seed in arguments.from..arguments.from.saturating_add(arguments.seeds) {
