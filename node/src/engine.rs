@@ -26,6 +26,7 @@ use flexlog_sequencer::{Leaf, tree};
 use rustc_hash::FxHashMap;
 
 use crate::links::Peer;
+use crate::trace::{Mark, Trace};
 
 mod station;
 
@@ -165,6 +166,7 @@ pub struct Engine {
     appends: u64,
     counted: FxHashMap<Color, Counted>,
     marked: Vec<Color>,
+    trace: Option<Box<Trace>>,
     member_out: Vec<flexlog_replica::Output>,
     leaf_out: Vec<flexlog_sequencer::Output>,
     tree_out: Vec<tree::Output>,
@@ -192,9 +194,28 @@ impl Engine {
             appends: 0,
             counted: FxHashMap::default(),
             marked: Vec::new(),
+            trace: None,
             member_out: Vec::new(),
             leaf_out: Vec::new(),
             tree_out: Vec::new(),
+        }
+    }
+
+    /// Notes from now on when appends pass.
+    pub(crate) fn trace(&mut self, trace: Option<Box<Trace>>) {
+        self.trace = trace;
+    }
+
+    /// Writes down when appends passed, if that was to be noted.
+    pub(crate) fn write_trace(&mut self) {
+        if let Some(trace) = self.trace.take() {
+            trace.write();
+        }
+    }
+
+    fn mark(&mut self, mark: Mark) {
+        if let Some(trace) = &mut self.trace {
+            trace.mark(mark);
         }
     }
 
@@ -223,11 +244,17 @@ impl Engine {
     pub fn remote(&mut self, message: NodeMessage) {
         match message {
             NodeMessage::ToMember { to, message, .. } => {
+                if has_entries(&message) {
+                    self.mark(Mark::Told);
+                }
                 if let Some(at) = self.members.iter().position(|member| member.id == to) {
                     self.queue.push_back(Message::Member(at, flexlog_replica::Input::Leaf(message)));
                 }
             }
             NodeMessage::ToLeaf { shard, from, message } => {
+                if matches!(message.message, ToLeaf::Persisted(_)) {
+                    self.mark(Mark::Heard);
+                }
                 self.queue.push_back(Message::Leaf(shard, flexlog_sequencer::Input::Member { from, message }));
             }
             NodeMessage::Peer { from, to, message, .. } => self.send_to_peer(from, to, message),
@@ -289,7 +316,10 @@ impl Engine {
     /// Takes a client's request. [`Engine::run`] comes next.
     pub fn request(&mut self, from: ConnId, request: Request) {
         match request {
-            Request::Append(request) => self.append(from, &request),
+            Request::Append(request) => {
+                self.mark(Mark::Received);
+                self.append(from, &request);
+            }
             Request::OpenSession { id, .. } | Request::Trim { id, .. } if self.failed().is_some() => {
                 // Entries commit on all members or not at all: whoever waited for this one would never hear why not.
                 let why = Failure::StorageFailed(self.failed().unwrap_or_default());
@@ -558,6 +588,9 @@ impl Engine {
     }
 
     fn send_to_member(&mut self, shard: ShardId, to: ReplicaId, message: Of<ToMember>) {
+        if has_entries(&message) {
+            self.mark(Mark::Assigned);
+        }
         match self.members.iter().position(|member| member.id == to) {
             Some(at) => self.queue.push_back(Message::Member(at, flexlog_replica::Input::Leaf(message))),
             None => self.remote.push((Peer::Replica(to), NodeMessage::ToMember { shard, to, message })),
@@ -565,6 +598,11 @@ impl Engine {
     }
 
     fn send_to_leaf(&mut self, shard: ShardId, from: ReplicaId, message: Of<ToLeaf>) {
+        match message.message {
+            ToLeaf::Persisted(_) => self.mark(Mark::Staged),
+            ToLeaf::Acked(_) => self.mark(Mark::Acked),
+            _ => {}
+        }
         let position = message.leaf.position;
         if self.holds(position) {
             self.queue.push_back(Message::Leaf(shard, flexlog_sequencer::Input::Member { from, message }));
@@ -634,6 +672,9 @@ impl Engine {
     /// Puts an answer to those that wait for the same connection. Members that say the same of the same appends say it
     /// in one message.
     fn answer(&mut self, to: ConnId, answer: Answer) {
+        if matches!(answer, Answer::Appended(_)) {
+            self.mark(Mark::Answered);
+        }
         let waiting = self.answers.entry(to).or_default();
         if let Answer::Appended(new) = &answer {
             let same = |old: &Appended| {
@@ -865,6 +906,10 @@ impl Member {
             opened: self.opened,
         }
     }
+}
+
+fn has_entries(message: &Of<ToMember>) -> bool {
+    matches!(&message.message, ToMember::Entries { entries, .. } if !entries.is_empty())
 }
 
 fn bytes_of(request: &AppendRequest) -> usize {
