@@ -86,7 +86,7 @@ impl Launch {
     /// pass.
     pub(crate) fn start(parent: &str, places: &[Place], transport: Transport, traced: bool) -> Outcome<Self> {
         let folder = tempfile::Builder::new().prefix("flexlog-bench-").tempdir_in(parent)?;
-        let count = places.iter().map(|place| place.replicas).sum();
+        let count: usize = places.iter().map(|place| place.replicas).sum();
         let mut addresses = free_addresses(places.len() + count)?;
         let replicas = addresses.split_off(places.len());
         let traces = folder.path().join("traces");

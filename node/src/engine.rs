@@ -213,7 +213,7 @@ impl Engine {
         }
     }
 
-    fn mark(&mut self, mark: Mark) {
+    fn pass(&mut self, mark: Mark) {
         if let Some(trace) = &mut self.trace {
             trace.mark(mark);
         }
@@ -245,7 +245,7 @@ impl Engine {
         match message {
             NodeMessage::ToMember { to, message, .. } => {
                 if has_entries(&message) {
-                    self.mark(Mark::Told);
+                    self.pass(Mark::Told);
                 }
                 if let Some(at) = self.members.iter().position(|member| member.id == to) {
                     self.queue.push_back(Message::Member(at, flexlog_replica::Input::Leaf(message)));
@@ -253,7 +253,7 @@ impl Engine {
             }
             NodeMessage::ToLeaf { shard, from, message } => {
                 if matches!(message.message, ToLeaf::Persisted(_)) {
-                    self.mark(Mark::Heard);
+                    self.pass(Mark::Heard);
                 }
                 self.queue.push_back(Message::Leaf(shard, flexlog_sequencer::Input::Member { from, message }));
             }
@@ -317,7 +317,7 @@ impl Engine {
     pub fn request(&mut self, from: ConnId, request: Request) {
         match request {
             Request::Append(request) => {
-                self.mark(Mark::Received);
+                self.pass(Mark::Received);
                 self.append(from, &request);
             }
             Request::OpenSession { id, .. } | Request::Trim { id, .. } if self.failed().is_some() => {
@@ -589,7 +589,7 @@ impl Engine {
 
     fn send_to_member(&mut self, shard: ShardId, to: ReplicaId, message: Of<ToMember>) {
         if has_entries(&message) {
-            self.mark(Mark::Assigned);
+            self.pass(Mark::Assigned);
         }
         match self.members.iter().position(|member| member.id == to) {
             Some(at) => self.queue.push_back(Message::Member(at, flexlog_replica::Input::Leaf(message))),
@@ -599,8 +599,8 @@ impl Engine {
 
     fn send_to_leaf(&mut self, shard: ShardId, from: ReplicaId, message: Of<ToLeaf>) {
         match message.message {
-            ToLeaf::Persisted(_) => self.mark(Mark::Staged),
-            ToLeaf::Acked(_) => self.mark(Mark::Acked),
+            ToLeaf::Persisted(_) => self.pass(Mark::Staged),
+            ToLeaf::Acked(_) => self.pass(Mark::Acked),
             _ => {}
         }
         let position = message.leaf.position;
@@ -673,7 +673,7 @@ impl Engine {
     /// in one message.
     fn answer(&mut self, to: ConnId, answer: Answer) {
         if matches!(answer, Answer::Appended(_)) {
-            self.mark(Mark::Answered);
+            self.pass(Mark::Answered);
         }
         let waiting = self.answers.entry(to).or_default();
         if let Answer::Appended(new) = &answer {
