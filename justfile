@@ -32,6 +32,7 @@ docs-etcd:
 
 test-etcd:
     cargo test -p flexlog-tree-config --features etcd,served
+    cargo test -p flexlog-node --features etcd --test order
 
 build:
     cargo build --release

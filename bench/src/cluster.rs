@@ -172,6 +172,7 @@ impl Cluster {
 
     /// Asks all processes to end, and waits until they have. The folder is kept until this is dropped.
     pub(crate) fn stop(&mut self) -> Outcome<()> {
-        self.processes.drain(..).rev().try_for_each(|(_, process)| process.stop())
+        self.processes.iter().try_for_each(|(_, process)| process.ask_to_end())?;
+        self.processes.drain(..).try_for_each(|(_, process)| process.ended())
     }
 }

@@ -53,6 +53,9 @@ pub(crate) fn ready(address: &str) {
 /// How long a process may take to serve, and a worker to answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How long it may take to end.
+const ENDING: Duration = Duration::from_secs(15);
+
 /// A process that has not said yet that it serves.
 pub(crate) struct Starting {
     process: Process,
@@ -171,13 +174,23 @@ impl Process {
         self.child.id()
     }
 
-    /// Asks it to end, and waits until it has.
-    pub(crate) fn stop(mut self) -> Outcome<()> {
+    /// Asks it to end.
+    pub(crate) fn ask_to_end(&self) -> Outcome<()> {
         if let Some(id) = Pid::from_raw(self.child.id().cast_signed()) {
             rustix::process::kill_process(id, rustix::process::Signal::TERM)?;
         }
-        let patience = Instant::now() + PATIENCE;
-        while self.child.try_wait()?.is_none() && Instant::now() < patience {
+        Ok(())
+    }
+
+    /// Waits until it has ended, as it was asked to.
+    pub(crate) fn ended(mut self) -> Outcome<()> {
+        let begin = Instant::now();
+        while self.child.try_wait()?.is_none() {
+            if begin.elapsed() > ENDING {
+                return Err(
+                    format!("process {} did not end within {} s of SIGTERM", self.id(), ENDING.as_secs()).into()
+                );
+            }
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(())

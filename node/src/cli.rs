@@ -22,9 +22,12 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::ExitCode;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use flexlog_client::Client;
+use flexlog_client::{Builder, Client};
+#[cfg(feature = "quic")]
+use flexlog_client::{Connect, Credentials, Dialer, QuicConnector};
 use flexlog_protocol::SeqNum;
 use flexlog_protocol::limits::DEFAULT_PORT;
 
@@ -102,18 +105,55 @@ pub(crate) struct Common {
     /// The cluster's address, host:port; more of its nodes' behind commas, in case one is away.
     #[arg(long, env = "FLEXLOG_CLUSTER", value_name = "ADDR", default_value_t = format!("127.0.0.1:{DEFAULT_PORT}"))]
     cluster: String,
+    /// Connect by QUIC, with the certificates in this folder: see `flexlog cert`.
+    #[cfg(feature = "quic")]
+    #[arg(long, env = "FLEXLOG_CERTS", value_name = "DIR")]
+    certs: Option<PathBuf>,
+    /// Whose certificate in that folder to show.
+    #[cfg(feature = "quic")]
+    #[arg(long = "as", env = "FLEXLOG_AS", value_name = "NAME", default_value = "client")]
+    name: String,
     /// Print one JSON object a line, payloads in base64.
     #[arg(long)]
     json: bool,
 }
 
+/// How long an attempt to connect may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 impl Common {
     async fn connect(&self) -> Result<Client, Stop> {
-        Ok(Client::connect(&self.cluster).await?)
+        Ok(self.builder(PATIENCE)?.connect(&self.cluster).await?)
+    }
+
+    /// A client as the options say; an attempt of it to connect may take `patience`.
+    fn builder(&self, patience: Duration) -> Result<Builder, Stop> {
+        let builder = Client::builder().connect_deadline(patience);
+        #[cfg(feature = "quic")]
+        if let Some(directory) = &self.certs {
+            let credentials = Credentials::load(&absolute(directory), &self.name)?;
+            return Ok(builder.dialer(ByQuic { credentials, patience }));
+        }
+        Ok(builder)
     }
 
     fn output(&self) -> Output {
         Output::new(self.json)
+    }
+}
+
+/// Connects to nodes by QUIC.
+#[cfg(feature = "quic")]
+#[derive(Debug)]
+struct ByQuic {
+    credentials: Credentials,
+    patience: Duration,
+}
+
+#[cfg(feature = "quic")]
+impl Dialer for ByQuic {
+    fn dial(&self, address: &str) -> Box<dyn Connect> {
+        Box::new(QuicConnector::new(address, self.credentials.clone(), self.patience))
     }
 }
 

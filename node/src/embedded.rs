@@ -9,7 +9,6 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use flexlog_protocol::api::{Hello, Role};
 use flexlog_protocol::net::in_process::{self, Connector};
@@ -279,7 +278,6 @@ async fn open(options: &Options) -> Result<Parts, StartError> {
         directory: directory.display().to_string(),
         seat: Some(Seat { position: shard.leaf, address: String::new() }),
         links: None,
-        linger: Duration::ZERO,
         fenced,
     })
 }

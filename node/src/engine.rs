@@ -17,19 +17,24 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 
-use flexlog_protocol::api::{Answer, AppendRequest, Appended, Failure, ReplicaStatus, Request, ShardStatus};
-use flexlog_protocol::media::{Background, FenceId, Late, LaterRead, LogStore, Reading, StoreError};
+use flexlog_protocol::api::{
+    Answer, AppendRequest, Appended, Failure, PositionStatus, Request, RequestId, ShardStatus,
+};
+use flexlog_protocol::media::Background;
 use flexlog_protocol::peer::{NodeMessage, Of, PeerMessage, ToLeaf, ToMember};
 use flexlog_protocol::{Append, Color, Incarnation, Position, ReplicaId, SeqNum, ShardId, Time, limits};
-use flexlog_replica::{ConnId, FetchId, Persist, Replica};
+use flexlog_replica::ConnId;
 use flexlog_sequencer::{Leaf, tree};
 use rustc_hash::FxHashMap;
 
 use crate::links::Peer;
 use crate::trace::{Mark, Trace};
 
+mod members;
 mod station;
 
+use members::Wanted;
+pub use members::{Member, ReadDone, SlowRead, StoreAt};
 pub(crate) use station::Place;
 use station::Station;
 
@@ -48,85 +53,6 @@ struct Counted {
     bytes: u64,
     /// Once there are so many, [`Engine::take_marked`] says so, once.
     mark: u64,
-}
-
-/// What a member wants from its store.
-#[derive(Clone, Copy, Debug)]
-struct Wanted {
-    fetch: FetchId,
-    color: Color,
-    from: SeqNum,
-    upto: SeqNum,
-    max_records: usize,
-    max_bytes: usize,
-}
-
-/// A read that may wait for a disk.
-pub struct SlowRead {
-    at: usize,
-    wanted: Wanted,
-    read: LaterRead,
-}
-
-/// What a [`SlowRead`] came to.
-pub struct ReadDone {
-    at: usize,
-    wanted: Wanted,
-    late: Late,
-}
-
-impl SlowRead {
-    /// Reads. To be called on another thread.
-    #[must_use]
-    pub fn run(self) -> ReadDone {
-        ReadDone { at: self.at, wanted: self.wanted, late: (self.read)() }
-    }
-}
-
-/// Names the store that background work is for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct StoreAt(usize);
-
-/// A member and its store.
-pub struct Member {
-    id: ReplicaId,
-    replica: Replica,
-    store: Box<dyn LogStore>,
-    /// For people.
-    path: String,
-    opened: u64,
-    /// Writes that the store was given.
-    written: u64,
-    /// Writes that a fence was started for.
-    covered: u64,
-    /// The fence under way, and how many writes it covers.
-    fence: Option<(FenceId, u64)>,
-    checkpointing: bool,
-    /// The last checkpoint had no room: the next is tried once more was given up.
-    cramped: bool,
-    /// Work of its store is under way elsewhere.
-    working: bool,
-    failed: Option<String>,
-}
-
-impl Member {
-    /// A member over an opened store, which lies at `path` and was opened `opened` times.
-    pub fn new(id: ReplicaId, replica: Replica, store: Box<dyn LogStore>, path: String, opened: u64) -> Self {
-        Self {
-            id,
-            replica,
-            store,
-            path,
-            opened,
-            written: 0,
-            covered: 0,
-            fence: None,
-            checkpointing: false,
-            cramped: false,
-            working: false,
-            failed: None,
-        }
-    }
 }
 
 /// One message inside the process.
@@ -163,6 +89,9 @@ pub struct Engine {
     events: Vec<Event>,
     stopped: Option<String>,
     serving: bool,
+    /// How long what goes up the tree waits for more, in microseconds; and until when what is there does.
+    linger_micros: u64,
+    flush_due: Option<Time>,
     appends: u64,
     counted: FxHashMap<Color, Counted>,
     marked: Vec<Color>,
@@ -191,6 +120,8 @@ impl Engine {
             events: Vec::new(),
             stopped: None,
             serving: false,
+            linger_micros: 0,
+            flush_due: None,
             appends: 0,
             counted: FxHashMap::default(),
             marked: Vec::new(),
@@ -316,6 +247,13 @@ impl Engine {
     /// Takes a client's request. [`Engine::run`] comes next.
     pub fn request(&mut self, from: ConnId, request: Request) {
         match request {
+            // Records are at replicas; a position that leads some has none.
+            request if self.members.is_empty() => {
+                if let Some(id) = awaited(&request) {
+                    let why = Failure::NotReady("this process has no replica: ask one of the color's".into());
+                    self.answer(from, Answer::Failed { id, why });
+                }
+            }
             Request::Append(request) => {
                 self.pass(Mark::Received);
                 self.append(from, &request);
@@ -402,7 +340,8 @@ impl Engine {
         let members = self.members.iter().filter_map(|member| member.replica.next_deadline());
         let stores = self.members.iter().filter(|member| !member.working && member.failed.is_none());
         let stores = stores.filter_map(|member| member.store.background_at());
-        members.chain(stores).chain(self.station.as_ref().and_then(Station::next_deadline)).min()
+        let leaves = self.station.as_ref().and_then(Station::next_deadline);
+        members.chain(stores).chain(leaves).chain(self.flush_due).min()
     }
 
     /// Works until there are answers to send, or nothing is left to do but to wait for fences, deadlines and clients.
@@ -418,7 +357,10 @@ impl Engine {
                 return true;
             }
             self.each_leaf(Leaf::flush);
-            if let Some(sequencer) = self.station.as_mut().and_then(Station::sequencer) {
+            if self.may_flush_tree(now)
+                && let Some(sequencer) = self.station.as_mut().and_then(Station::sequencer)
+            {
+                self.flush_due = None;
                 sequencer.flush(&mut self.tree_out);
                 self.route_tree();
             }
@@ -441,6 +383,16 @@ impl Engine {
         }
     }
 
+    /// Whether what goes up the tree has waited for as long as it is to.
+    fn may_flush_tree(&self, now: Time) -> bool {
+        self.linger_micros == 0 || self.flush_due.is_some_and(|due| due <= now)
+    }
+
+    /// Has what goes up the tree wait so long for more of its kind.
+    pub(crate) fn with_linger(self, micros: u64) -> Self {
+        Self { linger_micros: micros, ..self }
+    }
+
     /// What to say to clients, by connection.
     pub fn take_answers(&mut self) -> impl Iterator<Item = (ConnId, Vec<Answer>)> + use<'_> {
         self.answers.drain()
@@ -454,59 +406,6 @@ impl Engine {
     /// Work to be done elsewhere, one after the other; each is followed by [`Engine::work_done`].
     pub fn take_work(&mut self) -> Vec<(StoreAt, Background)> {
         mem::take(&mut self.work)
-    }
-
-    /// A read has ended. [`Engine::run`] comes next.
-    pub fn read_done(&mut self, done: ReadDone) {
-        let ReadDone { at, wanted, late: Late { records, covered, error } } = done;
-        let result = match error {
-            Some(error) if records.is_empty() => Err(error.to_string()),
-            // What was read goes out; the one that cannot be read is met again, first, by the next fetch.
-            Some(_) => Ok(records),
-            None if records.is_empty() && covered < wanted.upto => {
-                return self.fetch(at, Wanted { from: covered, ..wanted });
-            }
-            None => Ok(records),
-        };
-        let input = flexlog_replica::Input::Fetched { fetch: wanted.fetch, result };
-        self.queue.push_back(Message::Member(at, input));
-    }
-
-    /// Work of a store has ended. [`Engine::run`] comes next.
-    pub fn work_done(&mut self, store: StoreAt) {
-        self.members[store.0].working = false;
-        // What moved may have made room for a checkpoint.
-        self.members[store.0].cramped = false;
-    }
-
-    fn want_work(&mut self, now: Time) {
-        for at in 0..self.members.len() {
-            let member = &mut self.members[at];
-            if member.working || member.failed.is_some() {
-                continue;
-            }
-            match member.store.background(now, member.replica.commit()) {
-                Ok(Some(work)) => {
-                    member.working = true;
-                    self.work.push((StoreAt(at), work));
-                }
-                Ok(None) => {}
-                Err(error) => self.fail(at, &error.to_string()),
-            }
-        }
-    }
-
-    fn fetch(&mut self, at: usize, wanted: Wanted) {
-        let Wanted { fetch, color, from, upto, max_records, max_bytes } = wanted;
-        let mut records = Vec::new();
-        let read = self.members[at].store.read(color, from, upto, max_records, max_bytes, &mut records);
-        let result = match read {
-            Ok(Reading::Later(read)) => return self.reads.push(SlowRead { at, wanted, read }),
-            Err(error) if records.is_empty() => Err(error.to_string()),
-            // As in `read_done`.
-            _ => Ok(records),
-        };
-        self.queue.push_back(Message::Member(at, flexlog_replica::Input::Fetched { fetch, result }));
     }
 
     /// What happened that the engine cannot handle itself.
@@ -534,6 +433,9 @@ impl Engine {
             Message::Tree(input) => {
                 if let Some(sequencer) = self.station.as_mut().and_then(Station::sequencer) {
                     sequencer.handle(input, &mut self.tree_out);
+                    if self.linger_micros > 0 {
+                        self.flush_due.get_or_insert(now.after(self.linger_micros));
+                    }
                     self.route_tree();
                 }
             }
@@ -621,6 +523,7 @@ impl Engine {
                 Output::Fetch { fetch, color, from, upto, max_records, max_bytes } => {
                     self.fetch(at, Wanted { fetch, color, from, upto, max_records, max_bytes });
                 }
+                Output::FetchPrev { fetch, color, upto } => self.fetch_prev(at, fetch, color, upto),
                 Output::FetchStaged { token, to } => {
                     let message = match self.members[at].store.read_staged(token) {
                         Ok(Some(append)) => PeerMessage::Pulled(Arc::new(append)),
@@ -695,38 +598,6 @@ impl Engine {
         waiting.push(answer);
     }
 
-    fn write(&mut self, at: usize, what: Persist) {
-        let member = &mut self.members[at];
-        member.written += 1;
-        if member.failed.is_some() {
-            return;
-        }
-        let result = match &what {
-            Persist::Stage(append) => member.store.stage(append),
-            Persist::Entry(entry) => member.store.append(entry),
-            Persist::Fence(incarnation) => member.store.seal(*incarnation),
-            Persist::Checkpoint { upto, state } => {
-                member.checkpointing = false;
-                member.store.checkpoint(*upto, state)
-            }
-        };
-        match (result, &what) {
-            // Every member stages the same, so what one stages is counted.
-            (Ok(()), Persist::Stage(append)) if at == 0 => self.count(append),
-            (Ok(()), _) => {}
-            (Err(StoreError::Full { .. }), Persist::Stage(append)) => {
-                let input = flexlog_replica::Input::StageRefused(append.token());
-                self.queue.push_back(Message::Member(at, input));
-            }
-            // The space kept back for checkpoints is gone: the next one may find more, once more was trimmed.
-            (Err(error @ StoreError::Full { .. }), Persist::Checkpoint { .. }) => {
-                tracing::warn!(replica = %member.id, %error, "no room for a checkpoint");
-                member.cramped = true;
-            }
-            (Err(error), _) => self.fail(at, &error.to_string()),
-        }
-    }
-
     fn count(&mut self, append: &Append) {
         if let Some(counted) = self.counted.get_mut(&append.color()) {
             counted.bytes += append.records().iter().map(|record| record.payload().len() as u64).sum::<u64>();
@@ -777,61 +648,6 @@ impl Engine {
         self.members.get(self.reader_of(OWN)).map_or(SeqNum::MIN, |member| member.replica.stable(color))
     }
 
-    fn fail(&mut self, at: usize, why: &str) {
-        let member = &mut self.members[at];
-        if member.failed.is_none() {
-            tracing::error!(replica = %member.id, why, "a store failed");
-            member.failed = Some(why.to_owned());
-            self.queue.push_back(Message::Member(at, flexlog_replica::Input::StoreFailed(why.to_owned())));
-        }
-    }
-
-    /// One fence for everything that a store was given since the last; none while one is under way.
-    fn start_fences(&mut self) {
-        for at in 0..self.members.len() {
-            let member = &mut self.members[at];
-            if member.fence.is_some() || member.written == member.covered || member.failed.is_some() {
-                continue;
-            }
-            match member.store.fence() {
-                Ok(id) => {
-                    member.covered = member.written;
-                    member.fence = Some((id, member.written));
-                }
-                Err(error) => self.fail(at, &error.to_string()),
-            }
-        }
-        self.fenced();
-    }
-
-    fn look_at_fence(&mut self, at: usize) {
-        let member = &mut self.members[at];
-        let Some((id, upto)) = member.fence else { return };
-        match member.store.fenced() {
-            Ok(done) if done >= id => {
-                member.fence = None;
-                self.queue.push_back(Message::Member(at, flexlog_replica::Input::Durable { upto }));
-            }
-            Ok(_) => {}
-            Err(error) => {
-                member.fence = None;
-                self.fail(at, &error.to_string());
-            }
-        }
-    }
-
-    fn want_checkpoints(&mut self) {
-        for (at, member) in self.members.iter_mut().enumerate() {
-            // The next one waits until this one is durable: only then does the store know whether it wants another.
-            let idle = member.fence.is_none() && !member.checkpointing && !member.cramped && member.failed.is_none();
-            // Before it is led nothing new is known to be committed.
-            if idle && member.replica.is_led() && member.store.checkpoint_wanted() {
-                member.checkpointing = true;
-                self.queue.push_back(Message::Member(at, flexlog_replica::Input::CheckpointWanted));
-            }
-        }
-    }
-
     /// Why the shard does not serve and never will, if that is so.
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
@@ -848,6 +664,12 @@ impl Engine {
     #[must_use]
     pub fn appends(&self) -> u64 {
         self.appends
+    }
+
+    /// How the position is that this process holds or is about to, for people; without its name.
+    #[must_use]
+    pub fn position(&self) -> Option<PositionStatus> {
+        self.station.as_ref().map(Station::status)
     }
 
     /// The shards that this process has members or the leaf of, for people.
@@ -887,23 +709,21 @@ impl Engine {
     }
 }
 
-impl Member {
-    fn status(&self) -> ReplicaStatus {
-        let usage = self.store.usage();
-        ReplicaStatus {
-            replica: self.id,
-            state: self.failed.clone().unwrap_or_else(|| "ok".to_owned()),
-            path: self.path.clone(),
-            device: usage.device,
-            used_bytes: usage.used_bytes,
-            limit_bytes: usage.limit_bytes,
-            records: usage.records,
-            staged: usage.staged_tokens,
-            index_bytes: usage.index_bytes,
-            ssd_files: usage.ssd_files,
-            ssd_bytes: usage.ssd_bytes,
-            ssd_records: usage.ssd_records,
-            opened: self.opened,
+/// The name of a request that is answered by this name.
+fn awaited(request: &Request) -> Option<RequestId> {
+    match request {
+        Request::Lookup { id, .. }
+        | Request::Colors { id, .. }
+        | Request::Status { id }
+        | Request::OpenSession { id, .. }
+        | Request::Read { id, .. }
+        | Request::ReadNext { id, .. }
+        | Request::ReadPrev { id, .. }
+        | Request::Tail { id, .. }
+        | Request::Trim { id, .. }
+        | Request::Subscribe { id, .. } => Some(*id),
+        Request::CloseSession { .. } | Request::Append(_) | Request::Credit { .. } | Request::Unsubscribe { .. } => {
+            None
         }
     }
 }

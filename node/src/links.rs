@@ -20,12 +20,15 @@ use std::time::Duration;
 use flexlog_protocol::net::link::{Incoming, LinkFrame, Outgoing, Via, Welcomed};
 use flexlog_protocol::net::{ConnectError, Connection, Receiver, Sender};
 use flexlog_protocol::peer::NodeMessage;
-use flexlog_protocol::{Position, ReplicaId, wire};
+use flexlog_protocol::wire;
 use tokio::select;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
+
+pub use flexlog_protocol::api::LinkStatus;
+pub use flexlog_protocol::peer::Peer;
 
 /// Wait before the second attempt to connect; it doubles with each.
 const FIRST_BACKOFF: Duration = Duration::from_millis(10);
@@ -47,24 +50,6 @@ pub type LinkConnection = Connection<LinkFrame, LinkFrame>;
 pub type Dialing = Pin<Box<dyn Future<Output = Result<LinkConnection, ConnectError>>>>;
 /// Connects to an address; opening words and patience are its own.
 pub type Dial = Box<dyn Fn(String) -> Dialing>;
-
-/// One that messages are sent to.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Peer {
-    /// A replica.
-    Replica(ReplicaId),
-    /// A position of the tree.
-    Position(Position),
-}
-
-impl fmt::Display for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Replica(replica) => write!(f, "replica {replica}"),
-            Self::Position(position) => write!(f, "position {position}"),
-        }
-    }
-}
 
 /// What the engine hears.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -91,19 +76,6 @@ pub enum Event {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no address of {0} is known")]
 pub struct NoAddress(pub Peer);
-
-/// How a link does, for people.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LinkStatus {
-    /// The other end.
-    pub peer: Peer,
-    /// Where it is.
-    pub address: String,
-    /// `None` when there is a connection; else why not, in words.
-    pub down: Option<String>,
-    /// Bytes that the other end has not acknowledged.
-    pub queued_bytes: usize,
-}
 
 /// The links of one process, in both directions. They end when this is dropped.
 #[derive(Debug)]
@@ -301,7 +273,7 @@ impl Links {
             peer: link.peer,
             address: link.address.borrow().clone(),
             down: link.down.borrow().clone(),
-            queued_bytes: link.outgoing.borrow().unacked_bytes(),
+            queued_bytes: link.outgoing.borrow().unacked_bytes() as u64,
         };
         self.shared.links.borrow().values().map(status).collect()
     }

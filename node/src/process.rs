@@ -172,7 +172,14 @@ async fn start(options: &Options) -> Result<(Rc<Server>, Option<SocketAddr>), St
     let own = own(topology, what)?;
     let transport = transport(topology, &own.name)?;
     // The address is taken first: what is wrong with it shows before anything is read.
-    let listener = transport.listen(&own.address).await?;
+    let listener = transport.listen(&own.address).await.map_err(|error| match error {
+        StartError::Listen { address, source } => StartError::Topology(format!(
+            "cannot listen on {address}: {source}. Does '{}' run already? Its address is in {}",
+            own.name,
+            topology.file.display()
+        )),
+        other => other,
+    })?;
     let address = listener.local_addr();
     std::fs::create_dir_all(&own.folder).map_err(|source| StartError::Folder { path: own.folder.clone(), source })?;
 
@@ -184,7 +191,8 @@ async fn start(options: &Options) -> Result<(Rc<Server>, Option<SocketAddr>), St
         What::Sequencer(name) => {
             let place = place(&tree, name, *numbers_per_epoch)?;
             let seat = Seat { position: place.position, address: own.address.clone() };
-            (Engine::new(Vec::new(), Some(place)), Some(seat))
+            let linger = topology.sequencer(name).map_or(0, |sequencer| sequencer.linger_micros);
+            (Engine::new(Vec::new(), Some(place)).with_linger(linger), Some(seat))
         }
         What::Replica(id) => {
             let members = open(topology, *id, &own, &*metadata, cluster.id, &tree, &fenced).await?;
@@ -197,10 +205,6 @@ async fn start(options: &Options) -> Result<(Rc<Server>, Option<SocketAddr>), St
         matches!(what, What::Replica(id) if tree.shards.iter().any(|shard| shard.view.members.first() == Some(id)));
     let bounds = if trims { operations::retentions(&*metadata).await? } else { Vec::new() };
     let keeper = Keeper::open(&own.folder.join("retention.json"), cluster.id, bounds, &mut engine)?;
-    let linger = match what {
-        What::Sequencer(name) => topology.sequencer(name).map_or(0, |sequencer| sequencer.linger_micros),
-        What::Replica(_) => 0,
-    };
     let links = links(&tree, what, &transport, cluster.id);
     let server = Server::start(Parts {
         engine,
@@ -212,7 +216,6 @@ async fn start(options: &Options) -> Result<(Rc<Server>, Option<SocketAddr>), St
         seat,
         tree,
         links: Some(links),
-        linger: Duration::from_micros(linger),
         keeper,
         fenced,
     });
@@ -238,14 +241,31 @@ async fn metadata(
             Ok((Arc::new(served::Remote::new(dial, METADATA_PATIENCE)), None))
         }
         #[cfg(feature = "etcd")]
-        MetadataPlace::Etcd { endpoints, prefix } => {
-            Ok((Arc::new(crate::process::etcd::connect(endpoints, prefix).await?), None))
-        }
+        MetadataPlace::Etcd { endpoints, prefix } => Ok((Arc::new(etcd(endpoints, prefix).await?), None)),
         #[cfg(not(feature = "etcd"))]
         MetadataPlace::Etcd { .. } => Err(StartError::Topology(format!(
             "{} keeps its metadata in etcd, and this program was built without: build it with the feature etcd",
             topology.file.display()
         ))),
+    }
+}
+
+/// The metadata in etcd. Waits for that to answer.
+#[cfg(feature = "etcd")]
+async fn etcd(endpoints: &[String], prefix: &str) -> Result<flexlog_tree_config::Etcd, StartError> {
+    use flexlog_tree_config::etcd::{OpenError, Options};
+    let mut said: Option<Instant> = None;
+    loop {
+        let error = match flexlog_tree_config::Etcd::open(Options::new(endpoints.iter().cloned(), prefix)).await {
+            Ok(store) => return Ok(store),
+            Err(error @ OpenError::Read(ReadError::Unavailable { .. })) => error,
+            Err(error) => return Err(StartError::Topology(error.to_string())),
+        };
+        if said.is_none_or(|said| said.elapsed() >= SAY_AGAIN) {
+            said = Some(Instant::now());
+            tracing::warn!(%error, "waiting for the metadata");
+        }
+        tokio::time::sleep(ASK_AGAIN).await;
     }
 }
 

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flexlog_protocol::api::{
-    self, Answer, AppendRefusal, AppendRequest, ColorInfo, Failure, Hello, Request, RetentionChange, Role, ShardInfo,
-    Status, delivered_cost,
+    self, Answer, AppendRefusal, AppendRequest, ColorInfo, Failure, Hello, PositionInfo, PositionStatus, ReplicaInfo,
+    Request, RetentionChange, Role, ShardInfo, ShardPlace, Status, TreeInfo, delivered_cost,
 };
 use flexlog_protocol::limits::{MAX_COLORS, MAX_CONNECTIONS, MAX_OUTBOUND_BYTES};
 use flexlog_protocol::media::Background;
@@ -20,6 +20,7 @@ use flexlog_protocol::net::{self, NodeConnection, in_process};
 use flexlog_protocol::{ClusterId, Color, Incarnation, Position, ReplicaId, ShardId, Time, wire};
 use flexlog_replica::ConnId;
 use flexlog_tree_config::operations::{self, Placement, Tree};
+use flexlog_tree_config::record::{PositionRecord, ReplicaRecord, ShardRecord};
 use flexlog_tree_config::{ColorName, ColorRecord, Metadata, served};
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::{Mutex, Notify, Semaphore, watch};
@@ -34,6 +35,8 @@ use crate::transport::{Incoming, Listener};
 
 /// How long a client may take over the opening words.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
+/// How long a status waits for the metadata: it must come while that is away, too.
+const STATUS_PATIENCE: Duration = Duration::from_secs(1);
 /// How long to wait before a claim that failed is tried again.
 const CLAIM_AGAIN: Duration = Duration::from_millis(500);
 /// Threads that read SSD files.
@@ -75,7 +78,6 @@ pub(crate) struct Server {
     tree: Tree,
     /// To the other processes of the cluster; `None` where there are none.
     links: Option<Links>,
-    linger: Duration,
     started: Instant,
     /// Colors that are known to be there.
     colors: RefCell<FxHashSet<Color>>,
@@ -120,8 +122,6 @@ pub(crate) struct Parts {
     pub(crate) seat: Option<Seat>,
     pub(crate) tree: Tree,
     pub(crate) links: Option<Links>,
-    /// How long requests wait for others to go up with them.
-    pub(crate) linger: Duration,
     pub(crate) keeper: Keeper,
     /// Told, from any thread, when a fence of a store may be done.
     pub(crate) fenced: Arc<Notify>,
@@ -130,6 +130,7 @@ pub(crate) struct Parts {
 impl Server {
     /// Starts the tasks that every node has; the shard has no leaf yet. Must run inside a `LocalSet`.
     pub(crate) fn start(parts: Parts) -> Rc<Self> {
+        let has_seat = parts.seat.is_some();
         let server = Rc::new(Self {
             engine: RefCell::new(parts.engine),
             metadata: parts.metadata,
@@ -140,7 +141,6 @@ impl Server {
             seat: parts.seat,
             tree: parts.tree,
             links: parts.links,
-            linger: parts.linger,
             started: Instant::now(),
             colors: RefCell::default(),
             claiming: Cell::new(false),
@@ -153,7 +153,8 @@ impl Server {
             readers: Semaphore::new(SLOW_READERS),
             // One store at a time: each holds the segments in memory that it moves.
             worker: Semaphore::new(1),
-            state: watch::Sender::new(State::Starting),
+            // Members serve whoever comes, once they are led.
+            state: watch::Sender::new(if has_seat { State::Starting } else { State::Serving }),
             stopping: watch::Sender::new(false),
             keeper: RefCell::new(parts.keeper),
             given_bounds: Notify::new(),
@@ -381,10 +382,13 @@ impl Server {
 
     /// Keeps colors to their retentions until the server stops; nothing is done while none has any.
     async fn keep_retentions(self: Rc<Self>) {
-        if self.serves().await.is_err() {
-            return;
-        }
         let mut stopping = self.stopping.subscribe();
+        tokio::select! {
+            served = self.serves() => if served.is_err() {
+                return;
+            },
+            _ = stopping.wait_for(|stopping| *stopping) => return,
+        }
         let mut turns = tokio::time::interval(LOOK_EVERY);
         turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut kept = Instant::now();
@@ -733,10 +737,29 @@ impl Server {
     }
 
     async fn status(&self) -> Status {
+        let asked = async {
+            let cluster = operations::cluster(&*self.metadata).await?;
+            Ok::<_, operations::OperationError>((cluster, operations::tree(&*self.metadata).await?))
+        };
         // Where the metadata does not answer, the rest is worth knowing all the same.
-        let cluster = operations::cluster(&*self.metadata).await.ok().flatten();
+        let (cluster, tree) = match tokio::time::timeout(STATUS_PATIENCE, asked).await {
+            Ok(Ok((cluster, tree))) => (cluster, tree_info(&tree, None)),
+            Ok(Err(error)) => (None, tree_info(&self.tree, Some(error.to_string()))),
+            Err(_) => {
+                let why = format!("the metadata did not answer within {} s", STATUS_PATIENCE.as_secs());
+                (None, tree_info(&self.tree, Some(why)))
+            }
+        };
         let engine = self.engine.borrow();
+        let position = engine.position().map(|status| {
+            let name = self.tree.position(status.position).map(|record| record.name.clone()).unwrap_or_default();
+            PositionStatus { name, ..status }
+        });
         Status {
+            process: self.name.clone(),
+            position,
+            links: self.links.as_ref().map(Links::status).unwrap_or_default(),
+            tree,
             cluster: self.cluster,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             directory: self.directory.clone(),
@@ -746,6 +769,32 @@ impl Server {
             appends: engine.appends(),
             shards: engine.shards(),
         }
+    }
+}
+
+fn tree_info(tree: &Tree, stale: Option<String>) -> TreeInfo {
+    let position = |record: &PositionRecord| PositionInfo {
+        position: record.position,
+        name: record.name.clone(),
+        parent: record.parent,
+        address: record.address.clone(),
+        epoch: record.holder.as_ref().map(|holder| holder.epoch).unwrap_or_default(),
+    };
+    let replica = |record: &ReplicaRecord| ReplicaInfo {
+        replica: record.replica,
+        address: record.addresses.first().cloned().unwrap_or_default(),
+    };
+    let shard = |record: &ShardRecord| ShardPlace {
+        shard: record.shard,
+        leaf: record.leaf,
+        view: record.view.clone(),
+        min_view: record.min_view,
+        replicas: tree.replicas_of(record.shard).map(replica).collect(),
+    };
+    TreeInfo {
+        stale,
+        positions: tree.positions.iter().map(position).collect(),
+        shards: tree.shards.iter().map(shard).collect(),
     }
 }
 
@@ -763,6 +812,7 @@ fn cost(answer: &Answer) -> usize {
         Answer::Record { record, .. } => record.payload().len(),
         Answer::Appended(appended) => appended.runs.len() * 48,
         Answer::Colors { colors, .. } => colors.len() * 128,
+        Answer::Status { status, .. } => (status.tree.positions.len() + status.tree.shards.len()) * 128,
         _ => 0,
     };
     64 + payload

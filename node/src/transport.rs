@@ -49,15 +49,6 @@ impl Transport {
             }
         }
     }
-
-    /// As it is named in a topology.
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            #[cfg(feature = "quic")]
-            Self::Quic(_) => "quic",
-        }
-    }
 }
 
 /// Where connections come in.

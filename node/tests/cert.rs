@@ -1,7 +1,7 @@
 //! `flexlog cert`: a CA, certificates, and what is said when they are not good.
 
 #![cfg(feature = "quic")]
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
 mod support;
 

@@ -47,7 +47,7 @@ fn a_color_says_who_counts_for_it_and_where_it_is() {
     let created = server.run(&["color", "create", "a", "--owner", "root", "--width", "1"]);
     assert_eq!(created, "a  (owner root, shard 1, kept until trimmed)\n");
     assert_eq!(server.run(&["color", "create", "a"]), created, "again, as a script would");
-    for (args, word) in [(["--owner", "eu"], "'eu'"), (["--width", "2"], "2 shards")] {
+    for (args, word) in [(["--owner", "eu"], "'eu'"), (["--width", "2"], "width 2")] {
         let says = server.fails(&["color", "create", "b", args[0], args[1]], b"", 1);
         assert!(says.contains(word), "{says}");
         let says = server.fails(&["color", "create", "a", args[0], args[1]], b"", 1);

@@ -88,7 +88,7 @@ fn each_mistake_is_told_with_its_line_and_what_to_write() {
         ("127.0.0.1:7402", "127.0.0.1:0", at(":7402"), &["the port '0'", "write address = "]),
         ("name = \"left\"\nparent", "name = \"left\"\n#", at("name = \"left\"") - 1, &["'left' has no parent", "the root is 'root'", "parent = \"root\""]),
         ("name = \"root\"", "name = \"root\"\nparent = \"left\"", at("name = \"root\"") + 1, &["'root' is below 'left' is below 'root', a circle"]),
-        ("parent = \"right\"", "parent = \"rigth\"", at("parent = \"right\""), &["there is no such sequencer", "did you mean right?"]),
+        ("\"right-1\"\nparent = \"right\"", "\"right-1\"\nparent = \"rigth\"", at("name = \"right-1\"") + 1, &["there is no such sequencer", "did you mean right?"]),
         ("leaf = \"left-1\"", "leaf = \"left-l\"", at("leaf = \"left-1\""), &["leaf = 'left-l'", "did you mean left-1?"]),
         ("leaf = \"left-1\"", "leaf = \"left\"", at("name = \"left-1\"") - 1, &["no shard is below sequencer 'left-1'", "leave the sequencer out"]),
         ("leaf = \"left-1\"\nmin_view = 2", "leaf = \"left-1\"\nmin_view = 4", at("min_view"), &["min_view is 4", "3 replicas", "write min_view = 2"]),

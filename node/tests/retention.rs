@@ -188,19 +188,25 @@ fn what_is_asked_for_is_understood_or_refused_in_words() {
     let Some(folder) = folder(On::Tmpfs) else { return };
     let server = Server::start(folder.path());
     let create = ["color", "create", "orders", "--max-age", "7d", "--max-bytes", "10GiB"];
-    assert_eq!(server.run(&create), "orders  (kept 1w, the newest 10GiB kept)\n");
-    assert_eq!(server.run(&create), "orders  (kept 1w, the newest 10GiB kept)\n", "it is there, as asked");
+    assert_eq!(server.run(&create), "orders  (owner root, shard 1, kept 1w, the newest 10GiB kept)\n");
+    assert_eq!(
+        server.run(&create),
+        "orders  (owner root, shard 1, kept 1w, the newest 10GiB kept)\n",
+        "it is there, as asked"
+    );
     let says = server.fails(&["color", "create", "orders", "--max-age", "1h"], b"", 1);
     assert!(says.contains("orders") && says.contains("color set"), "{says}");
     // The other bound stays.
     assert_eq!(
         server.run(&["color", "set", "orders", "--max-age", "90m"]),
-        "orders  (kept 90m, the newest 10GiB kept)\n"
+        "orders  (owner root, shard 1, kept 90m, the newest 10GiB kept)\n"
     );
     let said = support::json_lines(&server.run(&["color", "set", "orders", "--max-age", "none", "--json"]));
     assert_eq!(
         said,
-        [serde_json::json!({ "name": "orders", "id": 1, "max_age_secs": null, "max_bytes": 10_u64 << 30 })]
+        [serde_json::json!({
+            "name": "orders", "id": 1, "owner": "root", "shards": [1], "max_age_secs": null, "max_bytes": 10_u64 << 30
+        })]
     );
     let says = server.fails(&["color", "set", "missing", "--max-age", "1h"], b"", 1);
     assert!(says.contains("missing"), "{says}");

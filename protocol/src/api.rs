@@ -3,14 +3,20 @@
 //! A client numbers its requests per connection (`id`); every answer but those to appends names the request. Appends
 //! are named by their tokens, so a retry over another connection is the same append.
 
+mod status;
+
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use uuid::Uuid;
 
 use crate::entry::Assign;
-use crate::ids::{ClusterId, Color, Epoch, Lsn, ReplicaId, SeqNum, SessionId, ShardId, Token, View};
+use crate::ids::{ClusterId, Color, ReplicaId, SeqNum, SessionId, ShardId, Token, View};
 use crate::record::{Append, Record, Tag};
+
+pub use status::{
+    LinkStatus, PositionInfo, PositionStatus, ReplicaInfo, ReplicaStatus, ShardPlace, ShardStatus, Status, TreeInfo,
+};
 
 /// A connection's name for a request.
 pub type RequestId = u64;
@@ -493,79 +499,6 @@ pub struct ShardInfo {
     pub view: View,
     /// Where each member is, in the order of the view: `host:port`. Empty is the node that answers.
     pub addresses: Vec<String>,
-}
-
-/// How a node is.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Status {
-    /// The cluster.
-    pub cluster: ClusterId,
-    /// The node's version.
-    pub version: String,
-    /// Where its data is.
-    pub directory: String,
-    /// Time since it started, in microseconds.
-    pub uptime_micros: u64,
-    /// Client connections.
-    pub connections: u64,
-    /// Colors of the cluster.
-    pub colors: u64,
-    /// Appends that were numbered here since the start.
-    pub appends: u64,
-    /// Its shards.
-    pub shards: Vec<ShardStatus>,
-}
-
-/// How a shard is, as its leaf sees it.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct ShardStatus {
-    /// The shard.
-    pub shard: ShardId,
-    /// The epoch of its leaf.
-    pub epoch: Epoch,
-    /// Which view is in force.
-    pub view: u32,
-    /// `recovering`, `serving` or `stopped: why`.
-    pub state: String,
-    /// The last entry of its log.
-    pub last: Lsn,
-    /// The last committed entry.
-    pub commit: Lsn,
-    /// Open sessions.
-    pub sessions: u64,
-    /// Its members.
-    pub replicas: Vec<ReplicaStatus>,
-}
-
-/// How a replica is.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct ReplicaStatus {
-    /// The replica.
-    pub replica: ReplicaId,
-    /// `ok`, or why it takes nothing.
-    pub state: String,
-    /// Its folder.
-    pub path: String,
-    /// What its device is and promises.
-    pub device: String,
-    /// Bytes of segments in use.
-    pub used_bytes: u64,
-    /// Bytes that the area may grow to.
-    pub limit_bytes: u64,
-    /// Numbers that can be read here from memory or the area.
-    pub records: u64,
-    /// Tokens staged.
-    pub staged: u64,
-    /// Bytes of memory that its indexes take.
-    pub index_bytes: u64,
-    /// How often its store was opened.
-    pub opened: u64,
-    /// SSD files that older records moved to.
-    pub ssd_files: u64,
-    /// Bytes that they take.
-    pub ssd_bytes: u64,
-    /// Records in them, trimmed ones whose space was not given back yet included.
-    pub ssd_records: u64,
 }
 
 /// The opening words of a connection, from both sides.

@@ -165,7 +165,8 @@ pub type LaterRead = Box<dyn FnOnce() -> Late + Send>;
 pub struct Late {
     /// In order, without any missing in between.
     pub records: Vec<(SeqNum, Record)>,
-    /// Exclusive: nothing below is missing from `records`. Whoever wants more reads on from here.
+    /// Exclusive: nothing below is missing from `records`. Whoever wants more reads on from here. [`SeqNum::MAX`] where
+    /// that is all: always so for [`LogStore::prev`].
     pub covered: SeqNum,
     /// What was in the way at `covered`, if anything.
     pub error: Option<ReadError>,
@@ -335,6 +336,28 @@ pub trait LogStore {
             bytes += into[had..].iter().map(|(_, record)| record.payload().len()).sum::<usize>();
         }
         Ok(())
+    }
+
+    /// Reads the last record of `color` at or before `upto`, if there is one.
+    ///
+    /// # Errors
+    /// Those of that record; and of what may have been one behind it, where that cannot be told. Nothing is in `into` then.
+    fn prev(&self, color: Color, upto: SeqNum, into: &mut Vec<(SeqNum, Record)>) -> Result<Reading, ReadError>;
+
+    /// As [`LogStore::prev`], waiting for whatever there is to wait for.
+    ///
+    /// # Errors
+    /// As [`LogStore::prev`].
+    fn prev_through(&self, color: Color, upto: SeqNum) -> Result<Option<(SeqNum, Record)>, ReadError> {
+        let mut found = Vec::new();
+        if let Reading::Later(read) = self.prev(color, upto, &mut found)? {
+            let late = read();
+            if let Some(error) = late.error {
+                return Err(error);
+            }
+            found = late.records;
+        }
+        Ok(found.pop())
     }
 
     /// The append that is staged under `token`; `None` where it is not staged, or no more.

@@ -4,6 +4,7 @@
 //! Every message between a member and a leaf names the leaf's incarnation; one that names an older one than the
 //! receiver has sealed to changes nothing (I9).
 
+use std::fmt;
 use std::sync::Arc;
 
 use uuid::Uuid;
@@ -199,6 +200,24 @@ pub enum PeerMessage {
     },
 }
 
+/// One that messages are sent to.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Peer {
+    /// A replica.
+    Replica(ReplicaId),
+    /// A position of the tree.
+    Position(Position),
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Replica(replica) => write!(f, "replica {replica}"),
+            Self::Position(position) => write!(f, "position {position}"),
+        }
+    }
+}
+
 /// A child of a position: another position, or the leaf of a shard, which is in the position's own process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Child {
@@ -211,7 +230,7 @@ pub enum Child {
 /// From a child to its parent, on the way to a color's owner.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ToParent {
-    /// This incarnation of the child is new: seal it.
+    /// This incarnation of the child is new, or what it has said may be lost: seal it.
     Here,
     /// The answer to [`FromParent::Seal`]: what the child and all below it know, grants included that arrived before.
     /// After this only the sealing parent's grants, tails and stables count.

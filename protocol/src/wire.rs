@@ -18,6 +18,7 @@ mod link;
 mod node;
 mod request;
 mod scan;
+mod status;
 
 use bytes::{BufMut, Bytes, BytesMut};
 

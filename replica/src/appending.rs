@@ -70,6 +70,7 @@ impl Replica {
             }
         }
         for append in stage {
+            self.follow(append.color(), out);
             self.persist(Persist::Stage(append), out);
         }
         if let Some(view) = self.log.view().filter(|_| !settled.is_empty()) {

@@ -9,13 +9,13 @@ use prost::Message;
 use rustc_hash::FxHashMap;
 use uuid::Uuid;
 
-use crate::color::{ColorState, Span};
+use crate::color::{ColorState, Narrow, Span, Wide};
 use crate::log::ShardLog;
 use crate::message::RestoreError;
 use crate::session::{Session, Slot, SlotState};
 
 /// The version of this format.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 #[derive(Clone, PartialEq, Message)]
 struct StateBytes {
@@ -84,6 +84,21 @@ struct ColorBytes {
     holes: Vec<u64>,
     #[prost(uint32, repeated, tag = "6")]
     hole_counts: Vec<u32>,
+    /// Of a wide color, which has no spans: known ends of epochs, and the epoch after each.
+    #[prost(fixed64, repeated, tag = "7")]
+    ends: Vec<u64>,
+    #[prost(uint32, repeated, tag = "8")]
+    nexts: Vec<u32>,
+    /// The exclusive end of its last epoch with a number or an end, and whether it is closed.
+    #[prost(fixed64, optional, tag = "9")]
+    end: Option<u64>,
+    #[prost(bool, tag = "10")]
+    closed: bool,
+    /// The shard's numbers of it at or above stable, and how many from each on.
+    #[prost(fixed64, repeated, tag = "11")]
+    own: Vec<u64>,
+    #[prost(uint32, repeated, tag = "12")]
+    own_counts: Vec<u32>,
 }
 
 /// What a member starts from.
@@ -138,14 +153,43 @@ fn session_bytes(id: SessionId, session: &Session, commit: Lsn) -> SessionBytes 
 }
 
 fn color_bytes(color: Color, state: &ColorState) -> ColorBytes {
-    ColorBytes {
-        color: color.0,
-        stable: state.stable().to_raw(),
-        trim: state.trim_point().map(SeqNum::to_raw),
-        spans: state.spans().iter().flat_map(|s| [s.epoch.0, s.end, u32::from(s.closed)]).collect(),
-        holes: state.holes().keys().map(|first| first.to_raw()).collect(),
-        hole_counts: state.holes().values().copied().collect(),
+    let raw = |(number, count): (&SeqNum, &u32)| (number.to_raw(), *count);
+    let (stable, trim) = (state.stable().to_raw(), state.trim_point().map(SeqNum::to_raw));
+    let bytes = ColorBytes { color: color.0, stable, trim, ..ColorBytes::default() };
+    match state {
+        ColorState::Narrow(state) => {
+            let (holes, hole_counts) = state.holes().iter().map(raw).unzip();
+            let spans = state.spans().iter().flat_map(|s| [s.epoch.0, s.end, u32::from(s.closed)]).collect();
+            ColorBytes { spans, holes, hole_counts, ..bytes }
+        }
+        ColorState::Wide(state) => {
+            let (holes, hole_counts) = state.holes().iter().map(raw).unzip();
+            let (ends, nexts) = state.ends().iter().map(|(end, next)| (end.to_raw(), next.0)).unzip();
+            let (own, own_counts) = state.own().map(|range| (range.first.to_raw(), range.count)).unzip();
+            let (end, closed) = state.end().map_or((None, false), |(end, closed)| (Some(end.to_raw()), closed));
+            ColorBytes { holes, hole_counts, ends, nexts, end, closed, own, own_counts, ..bytes }
+        }
     }
+}
+
+fn color_of(bytes: ColorBytes) -> Result<ColorState, RestoreError> {
+    let (spans, rest) = bytes.spans.as_chunks::<3>();
+    let paired = bytes.holes.len() == bytes.hole_counts.len()
+        && bytes.ends.len() == bytes.nexts.len()
+        && bytes.own.len() == bytes.own_counts.len();
+    if !rest.is_empty() || !paired {
+        return Err(RestoreError(format!("its checkpoint of color {} is incomplete", bytes.color)));
+    }
+    let holes = bytes.holes.into_iter().map(SeqNum::from_raw).zip(bytes.hole_counts).collect();
+    let (stable, trim) = (SeqNum::from_raw(bytes.stable), bytes.trim.map(SeqNum::from_raw));
+    if Color(bytes.color).is_wide() {
+        let ends = bytes.ends.into_iter().map(SeqNum::from_raw).zip(bytes.nexts.into_iter().map(Epoch)).collect();
+        let own = bytes.own.into_iter().map(SeqNum::from_raw).zip(bytes.own_counts).collect();
+        let last = bytes.end.map(|end| (SeqNum::from_raw(end), bytes.closed));
+        return Ok(ColorState::Wide(Wide::restore((stable, trim), last, own, holes, ends)));
+    }
+    let spans = spans.iter().map(|[epoch, end, closed]| Span { epoch: Epoch(*epoch), end: *end, closed: *closed == 1 });
+    Ok(ColorState::Narrow(Narrow::restore(spans.collect(), stable, trim, holes)))
 }
 
 /// The state that was written for `upto`.
@@ -168,21 +212,41 @@ pub(crate) fn decode(upto: Lsn, bytes: &[u8]) -> Result<State, RestoreError> {
     }
     let mut colors = FxHashMap::default();
     for bytes in state.colors {
-        let (spans, rest) = bytes.spans.as_chunks::<3>();
-        if !rest.is_empty() || bytes.holes.len() != bytes.hole_counts.len() {
-            return Err(RestoreError(format!("its checkpoint of color {} is incomplete", bytes.color)));
-        }
-        let spans = spans
-            .iter()
-            .map(|[epoch, end, closed]| Span { epoch: Epoch(*epoch), end: *end, closed: *closed == 1 })
-            .collect();
-        let holes = bytes.holes.into_iter().map(SeqNum::from_raw).zip(bytes.hole_counts).collect();
-        let (stable, trim) = (SeqNum::from_raw(bytes.stable), bytes.trim.map(SeqNum::from_raw));
-        colors.insert(Color(bytes.color), ColorState::restore(spans, stable, trim, holes));
+        colors.insert(Color(bytes.color), color_of(bytes)?);
     }
     let view = state.view.map(|view| View {
         number: ViewNumber(view.number),
         members: view.members.into_iter().map(ReplicaId).collect(),
     });
     Ok(State { last: (Epoch(state.last_epoch), upto), view, sessions, colors })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flexlog_protocol::Position;
+
+    #[test]
+    fn a_wide_color_is_restored_as_it_was() {
+        let n = |epoch, counter| SeqNum::new(Epoch(epoch), counter);
+        let color = Color::new(Position(3), true, 7).unwrap();
+        let mut state = ColorState::new(color);
+        state.assign(n(1, 2), 3).unwrap();
+        state.hole(n(1, 8), 2).unwrap();
+        state.end_epoch(n(1, 12), Epoch(3)).unwrap();
+        state.assign(n(3, 4), 2).unwrap();
+        let ColorState::Wide(wide) = &mut state else { panic!("it is wide") };
+        wide.settle(n(1, 4));
+        wide.trim(n(1, 2));
+        let Ok(ColorState::Wide(found)) = color_of(color_bytes(color, &state)) else { panic!("it is wide") };
+        assert_eq!((found.stable(), found.trim_point(), found.end()), (n(1, 4), Some(n(1, 2)), Some((n(3, 6), false))));
+        assert_eq!(
+            found.own().map(|r| (r.first, r.count)).collect::<Vec<_>>(),
+            [(n(1, 4), 1), (n(1, 8), 2), (n(3, 4), 2)]
+        );
+        assert_eq!(found.holes().iter().collect::<Vec<_>>(), [(&n(1, 8), &2)]);
+        assert_eq!(found.ends().iter().collect::<Vec<_>>(), [(&n(1, 12), &Epoch(3))]);
+        let cut = ColorBytes { nexts: vec![], ..color_bytes(color, &state) };
+        assert!(color_of(cut).is_err());
+    }
 }

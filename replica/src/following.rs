@@ -5,11 +5,11 @@ use std::sync::Arc;
 use flexlog_protocol::api::{Answer, AppendRefusal, Appended, Failure};
 use flexlog_protocol::entry::push_assign;
 use flexlog_protocol::peer::{ColorEnd, Of, PeerMessage, SealReport, Staged, ToLeaf, ToMember};
-use flexlog_protocol::{Assign, Body, Color, Entry, Incarnation, Lsn, Position, SessionId, Time, Token};
+use flexlog_protocol::{Assign, Body, Color, Entry, Incarnation, Lsn, Position, SeqNum, SessionId, Time, Token};
 use uuid::Uuid;
 
 use crate::checkpoint;
-use crate::color::OutOfOrder;
+use crate::color::{ColorState, OutOfOrder};
 use crate::message::{ConnId, Input, Output, Persist};
 use crate::replica::{Pending, Replica};
 use crate::session::{Session, Slot, SlotState};
@@ -19,6 +19,18 @@ use crate::session::{Session, Slot, SlotState};
 pub(crate) enum Origin {
     Leaf,
     Store,
+}
+
+/// What a leaf has to know of a color; `None` where that is nothing.
+fn color_end(color: Color, state: &ColorState) -> Option<ColorEnd> {
+    match state {
+        ColorState::Narrow(state) => state.end().map(|(end, closed)| ColorEnd::narrow(color, end, closed)),
+        // One without numbers was followed: the leaf goes on with that.
+        ColorState::Wide(state) => {
+            let (end, closed) = state.end().unwrap_or((SeqNum::MIN, false));
+            Some(ColorEnd { color, end, closed, stable: state.stable(), own: state.own().collect() })
+        }
+    }
 }
 
 impl Replica {
@@ -43,6 +55,7 @@ impl Replica {
                         Err(why) => return self.stop(why, out),
                     }
                 }
+                self.commit_told = self.commit_told.max(commit);
                 self.commit_upto(commit, out);
             }
             ToMember::Complete { token, from } => {
@@ -65,7 +78,7 @@ impl Replica {
             ToMember::Tail { ask, tail, after } => {
                 if let Some(color) = self.readers.tail_known(ask, tail, after) {
                     if self.log.commit() >= after {
-                        self.colors.entry(color).or_default().goes_on_in(tail.epoch());
+                        self.goes_on(color, tail);
                     }
                     self.wake(color, out);
                     if self.readers.expired(now).is_some() {
@@ -79,7 +92,7 @@ impl Replica {
                     out.push(Output::Answer { to, answer });
                 }
             }
-            ToMember::Stable(_) => {}
+            ToMember::Stable(list) => self.on_stable(list, out),
             ToMember::SessionRefused { nonce } => {
                 for (to, id) in self.opening.remove(&nonce).unwrap_or_default() {
                     out.push(Output::Answer { to, answer: Answer::Failed { id, why: Failure::TooManySessions } });
@@ -119,6 +132,9 @@ impl Replica {
     /// Tells a leaf whose fence is durable everything it needs to go on from here.
     fn report(&mut self, leaf: Incarnation, out: &mut Vec<Output>) {
         self.leaf = Some(leaf);
+        // What was settled under an earlier leaf is in the log, and it may be for this one to tell that it is committed.
+        self.commit_told = self.log.last().1;
+        self.stables.clear();
         let commit = self.log.commit();
         let mut staged = Vec::new();
         let mut sessions = Vec::new();
@@ -134,12 +150,12 @@ impl Replica {
         // Orders what came from hash maps, so that the same history always gives the same report.
         staged.sort_unstable_by_key(|staged| staged.token);
         sessions.sort_unstable();
-        let mut colors: Vec<ColorEnd> = self
-            .colors
-            .iter()
-            .filter_map(|(color, state)| state.end().map(|(end, closed)| ColorEnd::narrow(*color, end, closed)))
-            .collect();
+        let mut colors: Vec<ColorEnd> =
+            self.colors.iter().filter_map(|(color, state)| color_end(*color, state)).collect();
         colors.sort_unstable_by_key(|end| end.color);
+        let mut follow: Vec<Color> = staged.iter().map(|staged| staged.color).collect();
+        follow.extend(self.readers.subscribed());
+        follow.sort_unstable();
         let report = SealReport {
             last: self.log.last(),
             commit,
@@ -151,6 +167,10 @@ impl Replica {
         };
         self.to_leaf(ToLeaf::Sealed(Box::new(report)), out);
         // Whatever an earlier leaf left unanswered is asked again.
+        self.asked.clear();
+        for color in follow {
+            self.follow(color, out);
+        }
         let nonces: Vec<Uuid> = self.opening.keys().copied().collect();
         for nonce in nonces {
             self.to_leaf(ToLeaf::OpenSession { nonce }, out);
@@ -244,22 +264,55 @@ impl Replica {
         for color in touched {
             self.wake(color, out);
         }
+        self.settle(out);
+    }
+
+    fn on_stable(&mut self, list: Vec<(Color, SeqNum)>, out: &mut Vec<Output>) {
+        for (color, upto) in list.into_iter().filter(|(color, _)| color.is_wide()) {
+            let stable = self.stables.entry(color).or_insert(upto);
+            *stable = upto.max(*stable);
+        }
+        self.settle(out);
+    }
+
+    /// Takes what the leaf said to be settled on all shards, once all is committed here that it told before.
+    fn settle(&mut self, out: &mut Vec<Output>) {
+        if self.log.commit() < self.commit_told {
+            return;
+        }
+        for (color, upto) in std::mem::take(&mut self.stables) {
+            self.asked.remove(&color);
+            if let ColorState::Wide(state) = self.color_mut(color)
+                && state.settle(upto)
+            {
+                self.wake(color, out);
+            }
+        }
+    }
+
+    /// The owner of a color on this shard alone counts in the epoch of its tail.
+    pub(crate) fn goes_on(&mut self, color: Color, tail: SeqNum) {
+        if !color.is_wide()
+            && let ColorState::Narrow(state) = self.color_mut(color)
+        {
+            state.goes_on_in(tail.epoch());
+        }
     }
 
     fn apply(&mut self, entry: &Entry, touched: &mut Vec<Color>, out: &mut Vec<Output>) -> Result<(), OutOfOrder> {
         match &entry.body {
             Body::Assign(assigns) => {
                 for assign in assigns {
-                    self.colors.entry(assign.color).or_default().assign(assign.first, assign.count())?;
+                    self.color_mut(assign.color).assign(assign.first, assign.count())?;
                     self.touch(assign.color, touched);
                 }
             }
             Body::Hole { color, first, count } => {
-                self.colors.entry(*color).or_default().hole(*first, *count)?;
+                self.color_mut(*color).hole(*first, *count)?;
                 self.touch(*color, touched);
             }
             Body::EpochEnd { color, end, next } => {
-                self.colors.entry(*color).or_default().end_epoch(*end, *next)?;
+                self.color_mut(*color).end_epoch(*end, *next)?;
                 self.touch(*color, touched);
             }
             Body::NewView(_) => {}
@@ -272,7 +325,7 @@ impl Replica {
             }
             Body::CloseSession(id) => self.close_session(*id, out),
             Body::Trim { color, upto } => {
-                if self.colors.entry(*color).or_default().trim(*upto) {
+                if self.color_mut(*color).trim(*upto) {
                     out.push(Output::Trim { color: *color, upto: *upto });
                 }
                 self.touch(*color, touched);

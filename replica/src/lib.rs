@@ -6,7 +6,7 @@
 //! order and reports back, at once on persistent memory or later on a disk.
 //!
 //! The parts, all private: `replica` (the state, and which part handles what), `appending`, `following` (the leaf and its
-//! log) and `reading`; and what they rest on: `session` (what a retry is answered), `color` (what a number is), `readers`
+//! log), `reading`, and `searching` (what only the store can tell); and what they rest on: `session` (what a retry is answered), `color` (what a number is), `readers`
 //! (who waits for what), `log` (the member's copy of the shard log) and `checkpoint` (the state as bytes).
 
 mod appending;
@@ -15,10 +15,15 @@ mod color;
 mod following;
 mod log;
 mod message;
+#[cfg(test)]
+mod planted;
 mod readers;
 mod reading;
 mod replica;
+mod searching;
 mod session;
+#[cfg(test)]
+mod wide_tests;
 
 pub use message::{ConnId, FetchId, Input, Output, Persist, RestoreError, Summary};
 pub use replica::Replica;

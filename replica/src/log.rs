@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use flexlog_protocol::{Body, Entry, Epoch, Lsn, View};
+use flexlog_protocol::{Body, Color, Entry, Epoch, Lsn, SeqNum, View};
 
 /// Why a member cannot follow its leaf any further. Only a broken peer or store leads here.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -24,13 +24,15 @@ pub(crate) struct ShardLog {
     commit_epoch: Epoch,
     /// The entries above commit.
     open: VecDeque<Arc<Entry>>,
+    /// How many of them are trims.
+    open_trims: usize,
     /// The view in force at commit.
     view: Option<View>,
 }
 
 impl ShardLog {
     pub(crate) fn restore(last: (Epoch, Lsn), view: Option<View>) -> Self {
-        Self { last, persisted: last.1, commit: last.1, commit_epoch: last.0, open: VecDeque::new(), view }
+        Self { last, persisted: last.1, commit: last.1, commit_epoch: last.0, view, ..Self::default() }
     }
 
     /// The epoch and place of the last entry.
@@ -63,6 +65,18 @@ impl ShardLog {
         self.open.get(usize::try_from(at).ok()?)
     }
 
+    /// The trim point of `color` once all that is above commit is committed, where that moves it.
+    pub(crate) fn open_trim(&self, color: Color) -> Option<SeqNum> {
+        if self.open_trims == 0 {
+            return None;
+        }
+        let trims = self.open.iter().filter_map(|entry| match &entry.body {
+            Body::Trim { color: trimmed, upto } if *trimmed == color => Some(*upto),
+            _ => None,
+        });
+        trims.max()
+    }
+
     /// The view in force at commit.
     pub(crate) fn view(&self) -> Option<&View> {
         self.view.as_ref()
@@ -91,6 +105,7 @@ impl ShardLog {
         }
         self.last = (entry.epoch, entry.lsn);
         self.open.push_back(Arc::clone(entry));
+        self.open_trims += usize::from(matches!(entry.body, Body::Trim { .. }));
         Ok(true)
     }
 
@@ -103,8 +118,10 @@ impl ShardLog {
         let entry = self.open.pop_front_if(|entry| entry.lsn <= upto)?;
         self.commit = entry.lsn;
         self.commit_epoch = entry.epoch;
-        if let Body::NewView(view) = &entry.body {
-            self.view = Some(view.clone());
+        match &entry.body {
+            Body::NewView(view) => self.view = Some(view.clone()),
+            Body::Trim { .. } => self.open_trims -= 1,
+            _ => {}
         }
         Some(entry)
     }
@@ -128,6 +145,21 @@ mod tests {
         assert_eq!(log.append(&entry(1, 3)), Err(LogError::Gap { last: Lsn(1), next: Lsn(3) }));
         assert_eq!(log.append(&entry(3, 2)), Ok(true));
         assert!(matches!(log.append(&entry(2, 3)), Err(LogError::EpochBack { .. })));
+    }
+
+    #[test]
+    fn a_trim_is_open_until_it_is_committed() {
+        let mut log = ShardLog::default();
+        for (lsn, color, counter) in [(1, 1, 5), (2, 2, 9), (3, 1, 3)] {
+            let body = Body::Trim { color: Color(color), upto: SeqNum::new(Epoch(1), counter) };
+            log.append(&Arc::new(Entry { lsn: Lsn(lsn), epoch: Epoch(1), body })).unwrap();
+        }
+        let open = |log: &ShardLog| (log.open_trim(Color(1)), log.open_trim(Color(2)), log.open_trim(Color(3)));
+        assert_eq!(open(&log), (Some(SeqNum::new(Epoch(1), 5)), Some(SeqNum::new(Epoch(1), 9)), None));
+        while log.commit_next(Lsn(2)).is_some() {}
+        assert_eq!(open(&log), (Some(SeqNum::new(Epoch(1), 3)), None, None));
+        log.commit_next(Lsn(3));
+        assert_eq!(open(&log), (None, None, None));
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub enum Input {
     CheckpointWanted,
     /// The store failed and takes nothing any more.
     StoreFailed(String),
-    /// What a fetch found; the records in order, or why one cannot be read.
+    /// What an [`Output::Fetch`] or [`Output::FetchPrev`] found; the records in order, or why one cannot be read.
     Fetched {
         /// Which.
         fetch: FetchId,
@@ -106,6 +106,15 @@ pub enum Output {
         max_records: usize,
         /// No further record once this many bytes are reached.
         max_bytes: usize,
+    },
+    /// Read one record; see `LogStore::prev`.
+    FetchPrev {
+        /// Names it.
+        fetch: FetchId,
+        /// The log.
+        color: Color,
+        /// Inclusive.
+        upto: SeqNum,
     },
     /// Read a staged append, and send it to `to` as [`PeerMessage::Pulled`], or [`PeerMessage::NotHere`].
     FetchStaged {

@@ -9,8 +9,10 @@ use flexlog_protocol::api::{Answer, Failure, RequestId};
 use flexlog_protocol::{Color, Lsn, SeqNum, Time};
 use rustc_hash::FxHashMap;
 
-use crate::color::{ColorState, Place};
+use crate::color::{ColorState, Place, after};
 use crate::message::ConnId;
+#[cfg(test)]
+use crate::planted::{self, Bug};
 
 /// What a client wants to know, or to have done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,6 +46,8 @@ pub(crate) struct Ask {
     pub(crate) tail: Option<(SeqNum, Lsn)>,
     /// What the leaf followed now was asked already on its behalf.
     pub(crate) told: Option<Told>,
+    /// For the next record of a wide color: below this, it is not here.
+    pub(crate) searched: SeqNum,
 }
 
 /// What a leaf was asked.
@@ -60,6 +64,8 @@ pub(crate) enum Verdict {
     Answer(Answer),
     /// The answer is the record of this number.
     Fetch(SeqNum),
+    /// The answer follows from what the store has from here on, up to but not including there.
+    Search { from: SeqNum, upto: SeqNum },
     /// The leaf must write a trim.
     Trim,
     /// Nothing can be said before the tail is known.
@@ -69,8 +75,8 @@ pub(crate) enum Verdict {
 }
 
 impl Ask {
-    /// What `color` says to the question.
-    pub(crate) fn judge(&self, color: &ColorState, commit: Lsn) -> Verdict {
+    /// What `color` says to the question. `coming`: a trim of it that is not committed.
+    pub(crate) fn judge(&self, color: &ColorState, commit: Lsn, coming: Option<SeqNum>) -> Verdict {
         let id = self.id;
         let tail = match self.tail {
             Some((_, after)) if commit < after => return Verdict::Wait,
@@ -80,6 +86,7 @@ impl Ask {
             Question::Read(n) => match color.place(n) {
                 Place::Trimmed(point) => Verdict::Answer(Answer::Trimmed { id, point }),
                 Place::Record => Verdict::Fetch(n),
+                Place::Settled => Verdict::Search { from: n, upto: after(n) },
                 Place::Hole => Verdict::Answer(Answer::Hole { id }),
                 Place::Beyond => match tail {
                     None => Verdict::NeedTail,
@@ -91,24 +98,44 @@ impl Ask {
                 if let Some(point) = color.trim_point().filter(|point| *point >= from) {
                     return Verdict::Answer(Answer::Trimmed { id, point });
                 }
-                match (color.next_record(from), tail) {
-                    (Some(n), _) => Verdict::Fetch(n),
+                let stable = color.stable();
+                let here = match color {
+                    ColorState::Narrow(state) => state.next_record(from).map(Verdict::Fetch),
+                    // What the store has may begin behind what is trimmed, or not.
+                    ColorState::Wide(_) if Some(from) <= coming => return Verdict::Wait,
+                    // Looking again with each number that settles would lose the tail on its way.
+                    ColorState::Wide(_) if tail.is_none() && self.told == Some(Told::Tail) => None,
+                    ColorState::Wide(_) => {
+                        let from = from.max(self.searched);
+                        let upto = stable;
+                        #[cfg(test)]
+                        let upto = if planted::is(Bug::ReadsBeyondStable) { SeqNum::MAX } else { upto };
+                        (from < stable).then_some(Verdict::Search { from, upto })
+                    }
+                };
+                match (here, tail) {
+                    (Some(verdict), _) => verdict,
                     (None, None) => Verdict::NeedTail,
-                    (None, Some(tail)) if from >= tail || color.stable() >= tail => {
+                    (None, Some(tail)) if from >= tail || stable >= tail => {
                         Verdict::Answer(Answer::NotYet { id, tail })
                     }
                     (None, Some(_)) => Verdict::Wait,
                 }
             }
             Question::Prev(upto) => {
-                let covered = color.stable() > upto || tail.is_some_and(|tail| color.stable() >= tail);
-                match (covered, color.prev_record(upto), color.trim_point()) {
-                    (false, _, _) if tail.is_none() => Verdict::NeedTail,
-                    (false, _, _) => Verdict::Wait,
-                    (true, Some(n), _) => Verdict::Fetch(n),
-                    (true, None, Some(point)) => Verdict::Answer(Answer::Trimmed { id, point }),
-                    (true, None, None) => Verdict::Answer(Answer::NothingBefore { id }),
+                let stable = color.stable();
+                if stable <= upto && tail.is_none_or(|tail| stable < tail) {
+                    return if tail.is_none() { Verdict::NeedTail } else { Verdict::Wait };
                 }
+                let here = match color {
+                    ColorState::Narrow(state) => state.prev_record(upto).map(Verdict::Fetch),
+                    ColorState::Wide(_) if color.trim_point().is_some_and(|point| upto <= point) => None,
+                    ColorState::Wide(_) => Some(Verdict::Search { from: SeqNum::MIN, upto: stable.min(after(upto)) }),
+                };
+                here.unwrap_or(Verdict::Answer(match color.trim_point() {
+                    Some(point) => Answer::Trimmed { id, point },
+                    None => Answer::NothingBefore { id },
+                }))
             }
             Question::Tail => match tail {
                 None => Verdict::NeedTail,
@@ -130,9 +157,14 @@ impl Ask {
         }
     }
 
-    /// The answer when the deadline has passed: nothing is wrong, it takes longer.
-    pub(crate) fn give_up(&self) -> Answer {
+    /// The answer when the deadline has passed: nothing is wrong, it takes longer. `stable`: that of the color.
+    pub(crate) fn give_up(&self, stable: SeqNum) -> Answer {
         match (self.question, self.tail) {
+            // The client asks other shards too, and takes it that nothing below is here.
+            (Question::Next(from), Some((tail, _))) if self.color.is_wide() => {
+                let tail = tail.min(stable).min(self.searched.max(from));
+                Answer::NotYet { id: self.id, tail }
+            }
             (Question::Read(_) | Question::Next(_) | Question::Prev(_), Some((tail, _))) => {
                 Answer::NotYet { id: self.id, tail }
             }
@@ -267,6 +299,11 @@ impl Readers {
 
     pub(crate) fn subscriptions_of(&self, color: Color) -> Vec<(ConnId, RequestId)> {
         self.subscriptions_of.get(&color).cloned().unwrap_or_default()
+    }
+
+    /// The colors that have subscriptions.
+    pub(crate) fn subscribed(&self) -> impl Iterator<Item = Color> {
+        self.subscriptions_of.keys().copied()
     }
 
     pub(crate) fn subscriptions_from(&self, from: ConnId) -> usize {

@@ -2,10 +2,10 @@
 
 use flexlog_protocol::api::{self, Answer, Failure, Request, RequestId};
 use flexlog_protocol::peer::ToLeaf;
-use flexlog_protocol::{Body, Color, Record, SeqNum, Time, limits};
+use flexlog_protocol::{Color, Record, SeqNum, Time, limits};
 use uuid::Uuid;
 
-use crate::color::ColorState;
+use crate::color::{ColorState, after};
 use crate::message::{ConnId, FetchId, Output};
 use crate::readers::{Ask, Question, Subscription, Told, Verdict};
 use crate::replica::{FetchFor, Replica};
@@ -49,6 +49,7 @@ impl Replica {
                 let credit = credit.min(limits::MAX_CREDIT_BYTES) as i64;
                 let subscription = Subscription { color, next: first, credit, fetching: false };
                 self.readers.subscribe(from, id, subscription);
+                self.follow(color, out);
                 self.feed(from, id, out);
             }
             Request::Credit { id, bytes } => {
@@ -117,14 +118,18 @@ impl Replica {
         }
         let until = now.after(wait_micros);
         let deadline = until.max(now.after(ANSWER_MICROS));
-        self.decide(Ask { from, id, color, question, until, deadline, tail: None, told: None }, out);
+        self.decide(
+            Ask { from, id, color, question, until, deadline, tail: None, told: None, searched: SeqNum::MIN },
+            out,
+        );
     }
 
     /// Answers `ask`, or keeps it until more is known.
-    fn decide(&mut self, ask: Ask, out: &mut Vec<Output>) {
+    pub(crate) fn decide(&mut self, ask: Ask, out: &mut Vec<Output>) {
         match self.verdict(&ask) {
             Verdict::Answer(answer) => out.push(Output::Answer { to: ask.from, answer }),
             Verdict::Fetch(number) => self.fetch_one(ask, number, false, out),
+            Verdict::Search { from, upto } => self.search(ask, from, upto, out),
             Verdict::Trim | Verdict::NeedTail | Verdict::Wait => {
                 let name = self.readers.wait(ask);
                 self.judge(name, out);
@@ -133,9 +138,10 @@ impl Replica {
     }
 
     fn verdict(&self, ask: &Ask) -> Verdict {
+        let (commit, coming) = (self.log.commit(), self.log.open_trim(ask.color));
         match self.colors.get(&ask.color) {
-            Some(color) => ask.judge(color, self.log.commit()),
-            None => ask.judge(&ColorState::default(), self.log.commit()),
+            Some(color) => ask.judge(color, commit, coming),
+            None => ask.judge(&ColorState::new(ask.color), commit, coming),
         }
     }
 
@@ -154,6 +160,12 @@ impl Replica {
             Verdict::Fetch(number) => {
                 if let Some(ask) = self.readers.finish(name) {
                     self.fetch_one(ask, number, false, out);
+                }
+                return;
+            }
+            Verdict::Search { from, upto } => {
+                if let Some(ask) = self.readers.finish(name) {
+                    self.search(ask, from, upto, out);
                 }
                 return;
             }
@@ -180,7 +192,7 @@ impl Replica {
         out.push(Output::Fetch { fetch, color, from: number, upto, max_records: 1, max_bytes: 1 });
     }
 
-    fn remember(&mut self, purpose: FetchFor) -> FetchId {
+    pub(crate) fn remember(&mut self, purpose: FetchFor) -> FetchId {
         self.next_fetch += 1;
         self.fetches.insert(self.next_fetch, purpose);
         FetchId(self.next_fetch)
@@ -193,7 +205,7 @@ impl Replica {
             if let Some((tail, after)) = self.readers.ask(name).and_then(|ask| ask.tail)
                 && after <= commit
             {
-                self.colors.entry(color).or_default().goes_on_in(tail.epoch());
+                self.goes_on(color, tail);
             }
             self.judge(name, out);
         }
@@ -203,7 +215,7 @@ impl Replica {
     }
 
     /// Sends a subscription what it may have now.
-    fn feed(&mut self, from: ConnId, id: RequestId, out: &mut Vec<Output>) {
+    pub(crate) fn feed(&mut self, from: ConnId, id: RequestId, out: &mut Vec<Output>) {
         let Some(subscription) = self.readers.subscription(from, id) else { return };
         let Some(color) = self.colors.get(&subscription.color) else { return };
         if subscription.fetching || subscription.credit <= 0 {
@@ -211,14 +223,20 @@ impl Replica {
         }
         if let Some(point) = color.trim_point().filter(|point| *point >= subscription.next) {
             // As a bound, the number after the trim point may be one that names no record.
-            subscription.next = point.plus(1).unwrap_or(SeqNum::MAX);
+            subscription.next = after(point);
             out.push(Output::Answer { to: from, answer: Answer::Trimmed { id, point } });
         }
         let (name, stable) = (subscription.color, color.stable());
         if subscription.next >= stable {
             return;
         }
-        match color.next_record(subscription.next) {
+        let first = match color {
+            ColorState::Narrow(state) => state.next_record(subscription.next),
+            // The commit of the trim wakes it.
+            ColorState::Wide(_) if Some(subscription.next) <= self.log.open_trim(name) => return,
+            ColorState::Wide(_) => Some(subscription.next),
+        };
+        match first {
             None => {
                 subscription.next = stable;
                 out.push(Output::Answer { to: from, answer: Answer::Delivered { id, records: vec![], upto: stable } });
@@ -271,7 +289,12 @@ impl Replica {
                     },
                 }
             }
+            (Some(FetchFor::Search { ask, upto }), result) => self.on_searched(ask, upto, result, out),
             (Some(FetchFor::Subscription { from, id, upto }), result) => {
+                let color = self.readers.subscription(from, id).map(|subscription| subscription.color);
+                if color.is_some_and(Color::is_wide) {
+                    return self.on_delivery((from, id), upto, result, out);
+                }
                 self.on_fetched_for_subscription(from, id, upto, result, out);
             }
         }
@@ -290,7 +313,7 @@ impl Replica {
         let color = subscription.color;
         match result {
             Ok(records) => {
-                let state = self.colors.get(&color);
+                let state = self.colors.get(&color).and_then(ColorState::narrow);
                 let expected = state.and_then(|state| state.next_record(subscription.next));
                 match (records.last(), expected) {
                     (Some((last, _)), _) => {
@@ -316,7 +339,8 @@ impl Replica {
                 self.feed(from, id, out);
             }
             Err(why) => {
-                let next = self.colors.get(&color).and_then(|state| state.next_record(subscription.next));
+                let state = self.colors.get(&color).and_then(ColorState::narrow);
+                let next = state.and_then(|state| state.next_record(subscription.next));
                 if !next.is_some_and(|next| self.trim_is_coming(color, next)) {
                     self.end_subscription(from, id, why, out);
                 }
@@ -327,12 +351,10 @@ impl Replica {
     /// Whether the log has a trim of this number that is not known to be committed: after a restart the store may have
     /// given up already what its replica is yet to hear of.
     fn trim_is_coming(&self, color: Color, number: SeqNum) -> bool {
-        self.log.open().any(
-            |entry| matches!(&entry.body, Body::Trim { color: trimmed, upto } if *trimmed == color && number <= *upto),
-        )
+        Some(number) <= self.log.open_trim(color)
     }
 
-    fn end_subscription(&mut self, from: ConnId, id: RequestId, why: String, out: &mut Vec<Output>) {
+    pub(crate) fn end_subscription(&mut self, from: ConnId, id: RequestId, why: String, out: &mut Vec<Output>) {
         self.readers.unsubscribe(from, id);
         out.push(Output::Answer { to: from, answer: Answer::Failed { id, why: Failure::Unreadable(why) } });
     }

@@ -1,6 +1,6 @@
 //! The member itself: its state, how it starts, and which part handles what.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use flexlog_protocol::api::RequestId;
@@ -30,8 +30,21 @@ pub(crate) enum Pending {
 /// What a fetch is for.
 #[derive(Debug)]
 pub(crate) enum FetchFor {
-    Ask { ask: Ask, number: SeqNum, again: bool },
-    Subscription { from: ConnId, id: RequestId, upto: SeqNum },
+    Ask {
+        ask: Ask,
+        number: SeqNum,
+        again: bool,
+    },
+    /// What only the store can tell, below `upto`.
+    Search {
+        ask: Ask,
+        upto: SeqNum,
+    },
+    Subscription {
+        from: ConnId,
+        id: RequestId,
+        upto: SeqNum,
+    },
 }
 
 /// One member of one shard.
@@ -51,6 +64,12 @@ pub struct Replica {
     /// Clients that wait for a session.
     pub(crate) opening: FxHashMap<Uuid, Vec<(ConnId, RequestId)>>,
     pub(crate) colors: FxHashMap<Color, ColorState>,
+    /// Wide colors whose tail the leaf was asked only so that it follows them, and has not told yet how far they are settled.
+    pub(crate) asked: FxHashSet<Color>,
+    /// Where the log ended when it was sealed, or how far the leaf followed now has told it to be committed since.
+    pub(crate) commit_told: Lsn,
+    /// How far it said wide colors to be settled, as long as not all is committed here that it told before.
+    pub(crate) stables: BTreeMap<Color, SeqNum>,
     pub(crate) readers: Readers,
     pub(crate) fetches: FxHashMap<u64, FetchFor>,
     pub(crate) next_fetch: u64,
@@ -86,6 +105,9 @@ impl Replica {
             connections: FxHashMap::default(),
             opening: FxHashMap::default(),
             colors: state.colors,
+            asked: FxHashSet::default(),
+            commit_told: Lsn(0),
+            stables: BTreeMap::new(),
             readers: Readers::default(),
             fetches: FxHashMap::default(),
             next_fetch: 0,
@@ -198,11 +220,16 @@ impl Replica {
             Input::Tick => {
                 while let Some(name) = self.readers.expired(now) {
                     if let Some(ask) = self.readers.finish(name) {
-                        out.push(Output::Answer { to: ask.from, answer: ask.give_up() });
+                        let answer = ask.give_up(self.stable(ask.color));
+                        out.push(Output::Answer { to: ask.from, answer });
                     }
                 }
             }
         }
+    }
+
+    pub(crate) fn color_mut(&mut self, color: Color) -> &mut ColorState {
+        self.colors.entry(color).or_insert_with(|| ColorState::new(color))
     }
 
     pub(crate) fn stop(&mut self, why: String, out: &mut Vec<Output>) {

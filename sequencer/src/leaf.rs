@@ -233,12 +233,10 @@ impl Leaf {
         if let Some((entries, commit)) = self.log.take_unsent() {
             self.to_all(&ToMember::Entries { entries, commit }, out);
         }
-        if matches!(self.phase, Phase::Serving) {
-            if !self.stable.is_empty() {
-                // Behind the commit that covers what is this shard's of it.
-                let stable = std::mem::take(&mut self.stable).into_iter().collect();
-                self.to_all(&ToMember::Stable(stable), out);
-            }
+        if matches!(self.phase, Phase::Serving) && !self.stable.is_empty() {
+            // Behind the commit that covers what is this shard's of it.
+            let stable = std::mem::take(&mut self.stable).into_iter().collect();
+            self.to_all(&ToMember::Stable(stable), out);
         }
         if matches!(self.phase, Phase::Serving) && self.reported {
             let settled = self.log.take_settled();
@@ -596,6 +594,20 @@ impl Leaf {
         (!color.is_wide()).then_some((end, count))
     }
 
+    /// Numbers that a leaf before this one was granted, and told of, count in the end of their epoch though its entries
+    /// were lost with it. Where all numbers of a color are this shard's, they are written down as holes.
+    fn lost_below(&mut self, color: Color, end: SeqNum) {
+        let known = self.colors.get(&color).map_or((SeqNum::MIN, false), |state| (state.end, state.closed));
+        let (last, closed) = known;
+        if color.is_wide() || last >= end {
+            return;
+        }
+        if last > SeqNum::MIN && last.epoch() < end.epoch() && !closed {
+            self.log.append(Body::EpochEnd { color, end: last, next: end.epoch() });
+        }
+        self.write_hole(color, self.lost(color, end));
+    }
+
     /// Writes the end of a color's earlier epoch, unless this incarnation has: the owner tells it until it is settled.
     ///
     /// Returns the place of the last such entry of the color, 0 if there is none in this incarnation.
@@ -605,6 +617,7 @@ impl Leaf {
         let written = state.and_then(|state| state.ended);
         match (ends, written) {
             (Some(end), written) if !goes_on && written.is_none_or(|(epoch, _)| epoch < next) => {
+                self.lost_below(color, end);
                 let lsn = self.log.append(Body::EpochEnd { color, end, next });
                 let state = self.color(color);
                 state.ended = Some((next, lsn));

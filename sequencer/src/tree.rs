@@ -122,8 +122,9 @@ pub struct Sequencer {
     ends: FxHashMap<Color, SeqNum>,
     /// Requests for owned colors that came before that.
     held: VecDeque<(usize, u64, Color, u32)>,
-    /// Seals of positions above that are on their way down, by the position: the latest of each.
-    passing: BTreeMap<Position, Passing>,
+    /// Seals of the parent and of positions above it that are on their way down, the latest of each, in the order in
+    /// which they came: that is the order in which they are to be answered.
+    passing: Vec<Passing>,
     requests: Requests,
     questions: Questions,
     wide: FxHashMap<Color, Wide>,
@@ -149,6 +150,8 @@ struct Parent {
     is_root: bool,
     /// The incarnation sealed to last.
     incarnation: Option<Incarnation>,
+    /// It need not seal again: nothing that was said since is lost.
+    sealed: bool,
     /// Whether that seal was answered: nothing goes up before.
     ready: bool,
 }
@@ -184,11 +187,11 @@ impl Sequencer {
             limit: SeqNum::MAX_COUNT,
             children: children.iter().map(neighbour).collect(),
             places: children.iter().enumerate().map(|(place, who)| (*who, place)).collect(),
-            parent: Parent { is_root, incarnation: None, ready: false },
+            parent: Parent { is_root, incarnation: None, sealed: false, ready: false },
             owner: None,
             ends: FxHashMap::default(),
             held: VecDeque::new(),
-            passing: BTreeMap::new(),
+            passing: Vec::new(),
             requests: Requests::default(),
             questions: Questions::default(),
             wide: FxHashMap::default(),
@@ -207,13 +210,13 @@ impl Sequencer {
     /// Seals the children, and asks the parent to seal this position.
     pub fn start(&mut self, out: &mut Vec<Output>) {
         (0..self.children.len()).for_each(|child| self.seal(child, self.me, out));
-        if !self.parent.is_root {
-            self.announce(out);
-        }
+        self.say_here(out);
     }
 
-    fn announce(&self, out: &mut Vec<Output>) {
-        out.push(Output::Parent(Between { from: self.me, to: None, message: ToParent::Here }));
+    fn say_here(&self, out: &mut Vec<Output>) {
+        if !self.parent.is_root {
+            out.push(Output::Parent(Between { from: self.me, to: None, message: ToParent::Here }));
+        }
     }
 
     /// Takes one input. Adds to `out` what cannot wait for [`Sequencer::flush`].
@@ -238,18 +241,16 @@ impl Sequencer {
                 }
                 _ => self.ignored += 1,
             },
-            Input::ParentReplaced if !self.parent.is_root => {
-                // Its seal may have come already, and the answer to it be lost.
-                self.parent.incarnation = None;
-                self.parent.ready = false;
-                self.passing.clear();
-                self.announce(out);
-            }
-            Input::ParentReplaced => self.ignored += 1,
             Input::ChildReplaced(position) => {
                 if let Some(child) = self.places.get(&Child::Position(position)).copied() {
                     self.ask_again(child, out);
                 }
+            }
+            Input::ParentReplaced => {
+                // What was said may be lost, the answer to a seal too: whoever is there asks anew.
+                self.parent.sealed = false;
+                self.parent.ready = false;
+                self.say_here(out);
             }
         }
     }
@@ -302,7 +303,8 @@ impl Sequencer {
     }
 
     fn child_is_new(&mut self, child: usize, speaker: Incarnation, out: &mut Vec<Output>) {
-        if self.children[child].incarnation.is_none_or(|known| known.epoch < speaker.epoch) {
+        // One that is known says so when what it had said may be lost.
+        if self.children[child].incarnation.is_none_or(|known| known.epoch <= speaker.epoch) {
             self.ask_again(child, out);
         } else {
             self.ignored += 1;
@@ -317,32 +319,46 @@ impl Sequencer {
         self.held.retain(|(other, ..)| *other != child);
         self.wide.values_mut().for_each(|wide| _ = wide.followers.remove(&child));
         self.seal(child, self.me, out);
-        for passing in self.passing.values_mut() {
+        for passing in &mut self.passing {
             passing.reports[child] = None;
         }
-        let seals: Vec<_> = self.passing.values().map(|passing| passing.by).collect();
-        seals.into_iter().for_each(|by| self.seal(child, by, out));
+        self.passing.iter().for_each(|passing| self.seal(child, passing.by, out));
     }
 
     fn sealed_by(&mut self, from: Incarnation, by: Incarnation, out: &mut Vec<Output>) {
         let current = self.parent.incarnation;
-        let known = self.passing.get(&by.position).is_some_and(|passing| passing.by.epoch >= by.epoch);
-        if self.parent.is_root
-            || (current == Some(from) && known)
-            || current.is_some_and(|current| current.epoch > from.epoch)
-            || (current == Some(from) && by == from)
-        {
-            // From one that was replaced, or the same once more.
+        let counts = if by == from {
+            // Not from one that was replaced, nor the same once more.
+            let again = current == Some(from) && !self.parent.sealed;
+            !self.parent.is_root && (again || current.is_none_or(|current| current.epoch < from.epoch))
+        } else {
+            // One that does not know yet that this position is another one hands seals down before its own: it will
+            // hand them down again behind that.
+            let known = |passing: &Passing| passing.by.position == by.position && passing.by.epoch >= by.epoch;
+            current == Some(from) && !self.passing.iter().any(known)
+        };
+        if !counts {
             self.ignored += 1;
             return;
         }
-        if current != Some(from) {
+        let passing = Passing { by, reports: vec![None; self.children.len()] };
+        if by == from {
+            if current != Some(from) {
+                // What the parent before handed down is asked again by the new one.
+                self.passing.clear();
+            }
             self.parent.incarnation = Some(from);
+            self.parent.sealed = true;
             self.parent.ready = false;
-            // What the parent before handed down is asked again by the new one.
-            self.passing.clear();
+            if self.passing.iter().any(|passing| passing.by == by) {
+                return self.answer_seals(out); // It is on its way down already, or everybody has answered.
+            }
+            // The parent takes nothing else before this answer.
+            self.passing.insert(0, passing);
+        } else {
+            self.passing.retain(|passing| passing.by.position != by.position);
+            self.passing.push(passing);
         }
-        self.passing.insert(by.position, Passing { by, reports: vec![None; self.children.len()] });
         (0..self.children.len()).for_each(|child| self.seal(child, by, out));
     }
 
@@ -372,13 +388,11 @@ impl Sequencer {
             }
             return;
         }
-        let passing = self.passing.get_mut(&by.position).filter(|passing| passing.by == by);
+        let passing = self.passing.iter_mut().find(|passing| passing.by == by);
         match passing {
             Some(passing) if neighbour.incarnation == Some(speaker) && neighbour.reported => {
                 passing.reports[child].get_or_insert(colors);
-                if passing.reports.iter().all(Option::is_some) {
-                    self.answer_seal(by, out);
-                }
+                self.answer_seals(out);
             }
             _ => self.ignored += 1,
         }
@@ -400,6 +414,10 @@ impl Sequencer {
                 gone.remove(&end.color);
                 let wide = self.wide.entry(end.color).or_default();
                 wide.granted.pass_over(end.stable);
+                if self.owner.is_some() && end.color.owner() == self.me.position {
+                    // Asked of the child's predecessor, and not of this position before.
+                    wide.granted.pass_over(SeqNum::first_of(self.me.epoch));
+                }
                 wide.granted.replace(child, &end.own);
                 wide.stable = wide.stable.max(end.stable);
                 // Whatever its predecessor was told.
@@ -430,12 +448,20 @@ impl Sequencer {
         self.answer_own_questions(out);
     }
 
+    /// Answers those seals that all children have, in their order: the parent takes nothing before the answer to its own.
+    /// One that is about to seal again has the answer then, and not twice: what is asked again behind it is asked once.
+    fn answer_seals(&mut self, out: &mut Vec<Output>) {
+        while self.parent.sealed && self.passing.first().is_some_and(|first| first.reports.iter().all(Option::is_some)) {
+            let first = self.passing.remove(0);
+            self.answer_seal(first, out);
+        }
+    }
+
     /// Tells the parent what all children know, and what of it was asked for before and not granted.
-    fn answer_seal(&mut self, by: Incarnation, out: &mut Vec<Output>) {
-        let Some(passing) = self.passing.remove(&by.position) else { return };
+    fn answer_seal(&mut self, Passing { by, reports }: Passing, out: &mut Vec<Output>) {
         let own = self.me.position;
         let mut colors: BTreeMap<Color, ColorEnd> = BTreeMap::new();
-        for end in passing.reports.into_iter().flatten().flatten().filter(|end| end.color.owner() != own) {
+        for end in reports.into_iter().flatten().flatten().filter(|end| end.color.owner() != own) {
             match colors.get_mut(&end.color) {
                 Some(known) => join(known, end),
                 None => _ = colors.insert(end.color, end),
@@ -581,10 +607,10 @@ impl Sequencer {
             }
             FromParent::Stable(stable) => {
                 for (color, upto) in stable {
-                    if let Some(wide) = self.wide.get_mut(&color) {
-                        wide.stable = wide.stable.max(upto);
-                        self.moved.insert(color);
-                    }
+                    // Whoever below it is for may not have said so here yet, and it is told once.
+                    let wide = self.wide.entry(color).or_default();
+                    wide.stable = wide.stable.max(upto);
+                    self.moved.insert(color);
                 }
             }
         }

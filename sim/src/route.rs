@@ -210,6 +210,14 @@ impl World {
                     };
                     self.push(Stream::Fetch { member: at }, Packet::Fetch(fetch));
                 }
+                Output::FetchPrev { fetch, color, upto } => {
+                    let Some(found) = self.member(at).map(|member| member.store.prev_through(color, upto)) else {
+                        continue;
+                    };
+                    let result = found.map(Vec::from_iter).map_err(|error| error.to_string());
+                    let found = Fetch::Found(Input::Fetched { fetch, result });
+                    self.push(Stream::Fetch { member: at }, Packet::Fetch(found));
+                }
                 Output::FetchStaged { token, to } => {
                     let staged = self.member(at).map(|member| member.store.read_staged(token));
                     let message = match staged {

@@ -191,6 +191,16 @@ impl Index {
         )
     }
 
+    /// The last record of `color` at or before `upto`.
+    pub(crate) fn prev(&self, color: Color, upto: SeqNum) -> Option<(SeqNum, Loc)> {
+        let runs = &self.get(color)?.runs;
+        let after = runs.partition_point(|run| run.first <= upto);
+        runs.range(..after).rev().find_map(|run| {
+            let named = run.gone..run.below_or_at(upto).max(run.gone);
+            named.rev().map(|i| (run.number(i), run.locs[i])).find(|(_, loc)| *loc != NONE)
+        })
+    }
+
     /// Numbers that can be read.
     pub(crate) fn records(&self) -> u64 {
         self.records
@@ -335,6 +345,8 @@ mod tests {
                 prop_assert_eq!(index.any(C, from, upto), any);
             }
             prop_assert_eq!(found, expected);
+            let last = index.prev(C, upto).map(|(n, l)| (n, (l.entry(), l.index())));
+            prop_assert_eq!(last, model.range(..=upto).next_back().map(|(n, l)| (*n, *l)));
         }
     }
 }

@@ -22,6 +22,7 @@ use crate::layout::{ENTRY_HEADER, HEAD_BYTES, Header, Kind, Place, padded};
 use crate::log::Log;
 use crate::open::FolderLock;
 use crate::segments::{Span, Spans};
+use crate::ssd::after;
 use crate::tiers::{Batch, Cache, Ended, Moved, Outcome, Source, Tiers};
 
 /// The most bytes of a checkpoint in one part.
@@ -392,6 +393,31 @@ impl<D: Device> Store<D> {
         Ok(Reading::Done)
     }
 
+    /// The last record from `from` on, up to and including `upto`.
+    fn prev_here(
+        &self,
+        color: Color,
+        from: SeqNum,
+        upto: SeqNum,
+        into: &mut Vec<(SeqNum, Record)>,
+    ) -> Result<Reading, ReadError> {
+        let here = self.index.prev(color, upto).filter(|(number, _)| *number >= from);
+        let found = here.map(|(number, loc)| self.read_at(color, number, loc).map(|record| (number, record)));
+        let from = here.map_or(from, |(number, _)| after(number));
+        if let Some(tiers) = self.tiers.as_ref().filter(|_| from <= upto)
+            && tiers.tier.highest(color).is_some_and(|highest| highest >= from)
+        {
+            if let Some(record) = self.cache.as_ref().and_then(|cache| cache.get(color, upto)) {
+                into.push((upto, record));
+                return Ok(Reading::Done);
+            }
+            // What is here now is read now: should it move meanwhile, it is there twice.
+            return Ok(Reading::Later(tiers.last(self.cache.clone(), color, from, upto, found)));
+        }
+        into.extend(found.transpose()?);
+        Ok(Reading::Done)
+    }
+
     #[inline]
     fn read_at(&self, color: Color, number: SeqNum, loc: Loc) -> Result<Record, ReadError> {
         let cache = self.cache.as_ref().filter(|_| self.cache_area);
@@ -704,6 +730,11 @@ impl<D: Device> LogStore for Store<D> {
         let trimmed = self.index.trim_point(color).filter(|trim| *trim >= from);
         let from = trimmed.map_or(from, |trim| trim.plus(1).unwrap_or(SeqNum::MAX));
         self.read_here(color, from, upto, (max_records, max_bytes), into)
+    }
+
+    fn prev(&self, color: Color, upto: SeqNum, into: &mut Vec<(SeqNum, Record)>) -> Result<Reading, ReadError> {
+        let from = self.index.trim_point(color).map_or(SeqNum::MIN, after);
+        self.prev_here(color, from, upto, into)
     }
 
     fn read_staged(&self, token: Token) -> Result<Option<Append>, ReadError> {

@@ -297,6 +297,36 @@ impl Tiers {
             }
         })
     }
+
+    /// A read of the last record from `from` on, up to and including `upto`, in SSD files. Where they have none, it is
+    /// `here`.
+    pub(crate) fn last(
+        &self,
+        cache: Option<Arc<Cache>>,
+        color: Color,
+        from: SeqNum,
+        upto: SeqNum,
+        here: Option<Result<(SeqNum, Record), ReadError>>,
+    ) -> LaterRead {
+        let tier = self.tier.clone();
+        Box::new(move || {
+            let result = match tier.last(color, from, ssd::after(upto)) {
+                Ok(Some((number, record))) => {
+                    if let Some(cache) = cache {
+                        cache.put(color, number, &record.detached());
+                    }
+                    Ok(Some((number, record)))
+                }
+                Ok(None) => here.transpose(),
+                Err(error) => Err(error.into_read(color, upto)),
+            };
+            let (found, error) = match result {
+                Ok(found) => (found, None),
+                Err(error) => (None, Some(error)),
+            };
+            Late { records: found.into_iter().collect(), covered: SeqNum::MAX, error }
+        })
+    }
 }
 
 fn failed(error: SsdError) -> Outcome {

@@ -93,6 +93,13 @@ proptest! {
             prop_assert!(take < expected.len() || max_records == take || bound >= upto || max_bytes != usize::MAX);
             prop_assert!(found.last().is_none_or(|(last, _)| *last < bound));
         }
+        for _ in 0..100 {
+            let (from, upto) = (number(draw.draw() % 6), keys.get(draw.draw() as usize % keys.len().max(1)));
+            let Some((color, upto)) = upto else { break };
+            let upto = number(upto.to_raw() + draw.draw() % 3);
+            let last = tier.last(*color, from, upto).unwrap();
+            prop_assert_eq!(last, of_color(&model, *color, from, upto).pop());
+        }
         for color in [1, 2, 3, 4, 500, u64::MAX] {
             let highest = model.range((Color(color), SeqNum::MIN)..=(Color(color), SeqNum::MAX)).next_back();
             prop_assert_eq!(tier.highest(Color(color)), highest.map(|((_, number), _)| *number));

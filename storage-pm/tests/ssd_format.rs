@@ -87,6 +87,11 @@ fn refused_or_right(folder: &SimFolder, model: &Model, what: &str) -> bool {
                 Err(SsdError::Damaged { number, .. }) => assert_eq!(number, *at, "{what}"),
                 Err(other) => panic!("{what}: {other}"),
             }
+            match tier.last(Color(color), SeqNum::MIN, SeqNum::from_raw(at.to_raw() + 1)) {
+                Ok(found) => assert_eq!(found.as_ref(), Some(&(*at, record.clone())), "{what}: {color}/{at}"),
+                Err(SsdError::Damaged { number, .. }) => assert!(number <= *at, "{what}"),
+                Err(other) => panic!("{what}: {other}"),
+            }
         }
         for tag in [&b"a"[..], b"b", b"", b"c"] {
             let tag = Tag::new(tag.to_vec()).unwrap();

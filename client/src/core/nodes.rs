@@ -266,6 +266,15 @@ impl Paths {
             }
         };
         self.nodes.wake(node);
+        if self.nodes.is_away(node) {
+            // Whoever is back first is to answer.
+            let Self { nodes, homes, places, .. } = self;
+            let route = match to {
+                To::Shard(shard) => places.get(&shard).map(|place| &place.route),
+                To::Home => None,
+            };
+            route.unwrap_or(homes).nodes.iter().for_each(|node| nodes.wake(*node));
+        }
         node
     }
 
@@ -288,10 +297,11 @@ impl Paths {
     /// The connection is gone, or could not be made.
     pub(super) fn away(&mut self, node: NodeId) {
         // One that was let go is not away: whoever asks for it makes an attempt of its own.
-        let wanted = self.nodes.list.get(node.0 as usize).is_some_and(|node| node.wanted);
+        let is_home = self.homes.nodes.contains(&node);
+        let wanted = is_home || self.nodes.list.get(node.0 as usize).is_some_and(|node| node.wanted);
         self.nodes.set(node, if wanted { Link::Away } else { Link::Unknown });
         // What a home has, it has for good; members elsewhere may have moved.
-        if !self.homes.nodes.contains(&node) {
+        if !is_home {
             for place in self.places.values_mut() {
                 if place.lanes.iter().any(|lane| lane.node == node) {
                     place.stale = true;
@@ -438,6 +448,9 @@ mod tests {
         paths.away(NodeId(1));
         paths.connected(NodeId(2));
         assert_eq!(paths.pick(To::Home), NodeId(2));
+        paths.away(NodeId(2));
+        paths.pick(To::Home);
+        assert!(paths.nodes.wanted().map(|(id, _)| id.0).take(2).eq([0, 1]), "whoever is back first answers");
         paths.connected(NodeId(0));
         assert_eq!(paths.pick(To::Home), NodeId(0));
     }

@@ -259,13 +259,11 @@ fn as_json(certificate: &Certificate, file: &str, fault: Option<String>) -> serd
 }
 
 /// What all certificates have: a name and a time.
-#[expect(clippy::field_reassign_with_default, reason = "the struct is not made field by field outside of its crate")]
 fn params(name: &str, days: i64) -> CertificateParams {
-    let now = OffsetDateTime::now_utc();
-    let mut distinguished_name = DistinguishedName::new();
-    distinguished_name.push(DnType::CommonName, name);
     let mut params = CertificateParams::default();
-    params.distinguished_name = distinguished_name;
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    let now = OffsetDateTime::now_utc();
     params.not_before = now - BEFORE;
     params.not_after = now + Duration::days(days);
     params

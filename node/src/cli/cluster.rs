@@ -43,6 +43,39 @@ pub(crate) async fn run(command: ClusterCommand) -> Result<(), Stop> {
     }
 }
 
+/// Finds out before anything is started which certificates there are not, all of them at once.
+#[cfg(feature = "quic")]
+fn check_certificates(topology: &Topology) -> Result<(), Stop> {
+    use flexlog_protocol::net::quic::{Credentials, CredentialsError};
+
+    let Transport::Quic { certificates } = &topology.transport else { return Ok(()) };
+    let sequencers = topology.sequencers().iter().map(|sequencer| sequencer.name.clone());
+    let replicas = topology.shards().iter().flat_map(|shard| &shard.replicas);
+    let replicas = replicas.map(|replica| Topology::replica_name(replica.id));
+    let mut missing = Vec::new();
+    for name in sequencers.chain(replicas) {
+        match Credentials::load(certificates, &name) {
+            Ok(_) => {}
+            Err(CredentialsError::Unreadable { path, .. }) if path == certificates.join(format!("{name}.pem")) => {
+                missing.push(name);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let dir = certificates.display();
+    let files: Vec<String> = missing.iter().map(|name| format!("{name}.pem")).collect();
+    Err(Stop::Failed(format!(
+        "processes of {} have no certificate in {dir}: {} cannot be read. `flexlog cert issue {} --dir {dir}` makes them; \
+         --host is needed for one that is reached at another address than this machine's own",
+        topology.file.display(),
+        files.join(", "),
+        missing.join(" "),
+    )))
+}
+
 /// What a process says.
 enum Said {
     Ready(String),
@@ -52,6 +85,8 @@ enum Said {
 
 async fn up(args: UpArgs) -> Result<(), Stop> {
     let topology = Topology::load(&args.file)?;
+    #[cfg(feature = "quic")]
+    check_certificates(&topology)?;
     let stopped = stopped()?;
     let (say, mut heard) = mpsc::channel(256);
     let mut processes = Vec::new();
@@ -97,6 +132,13 @@ async fn up(args: UpArgs) -> Result<(), Stop> {
         }
     };
     stop(processes).await;
+    // What they said while they stopped; all of them have, so this ends.
+    drop(say);
+    while let Some(said) = heard.recv().await {
+        if let Said::Line(name, line) = said {
+            tell(&format!("{name}: {line}"));
+        }
+    }
     outcome
 }
 
@@ -111,6 +153,15 @@ fn start(args: &UpArgs, name: &str, command: &str, which: &str, say: &mpsc::Send
     line.process_group(0);
     let mut child = line.spawn()?;
     let (out, err) = (child.stdout.take(), child.stderr.take());
+    let complains = err.map(|err| {
+        let (name, say) = (name.to_owned(), say.clone());
+        tokio::spawn(async move {
+            let mut lines = BufReader::new(err).lines();
+            while let Ok(Some(line)) = lines.next_line().await {
+                let _ = say.send(Said::Line(name.clone(), line)).await;
+            }
+        })
+    });
     if let Some(out) = out {
         let (name, say) = (name.to_owned(), say.clone());
         tokio::spawn(async move {
@@ -121,16 +172,11 @@ fn start(args: &UpArgs, name: &str, command: &str, which: &str, say: &mpsc::Send
                 // Whoever hears it may have stopped.
                 let _ = say.send(said).await;
             }
-            let _ = say.send(Said::Ended(name)).await;
-        });
-    }
-    if let Some(err) = err {
-        let (name, say) = (name.to_owned(), say.clone());
-        tokio::spawn(async move {
-            let mut lines = BufReader::new(err).lines();
-            while let Ok(Some(line)) = lines.next_line().await {
-                let _ = say.send(Said::Line(name.clone(), line)).await;
+            // Its last words come before its end.
+            if let Some(complains) = complains {
+                let _ = complains.await;
             }
+            let _ = say.send(Said::Ended(name)).await;
         });
     }
     Ok(child)

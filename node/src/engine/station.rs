@@ -1,5 +1,6 @@
 //! A position of the tree as one process holds it: its sequencer, and the leaves of its shards, all of one incarnation.
 
+use flexlog_protocol::api::PositionStatus;
 use flexlog_protocol::peer::Child;
 use flexlog_protocol::{Incarnation, Position, ReplicaId, ShardId, Time, View};
 use flexlog_sequencer::{Leaf, Sequencer, Status, tree};
@@ -21,6 +22,8 @@ pub(crate) struct Place {
 pub(super) struct Station {
     place: Place,
     held: Option<Held>,
+    /// Numbers that incarnations before granted.
+    granted: u64,
 }
 
 /// The cores of one incarnation.
@@ -31,11 +34,12 @@ struct Held {
 
 impl Station {
     pub(super) fn new(place: Place) -> Self {
-        Self { place, held: None }
+        Self { place, held: None, granted: 0 }
     }
 
     /// Starts the sequencer of a new incarnation, in place of all cores before; its leaves are to be started next.
     pub(super) fn lead(&mut self, me: Incarnation, out: &mut Vec<tree::Output>) {
+        self.granted += self.held.as_ref().map_or(0, |held| held.sequencer.status().granted);
         let Place { parent, children, shards, numbers_per_epoch, .. } = &self.place;
         let below = children.iter().copied().map(Child::Position);
         let below: Vec<Child> = below.chain(shards.iter().map(|(shard, _)| Child::Shard(*shard))).collect();
@@ -82,8 +86,23 @@ impl Station {
         self.held.as_ref()?.leaves.iter().find(|(other, _)| *other == shard).map(|(_, leaf)| leaf.status())
     }
 
-    pub(super) fn status(&self) -> Option<tree::Status> {
-        self.held.as_ref().map(|held| held.sequencer.status())
+    /// For people. The name is the caller's to know.
+    pub(super) fn status(&self) -> PositionStatus {
+        let position = self.place.position;
+        let Some(held) = &self.held else { return PositionStatus { position, ..PositionStatus::default() } };
+        let tree::Status { epoch, awaited, parent, colors, granted, under_way, ignored } = held.sequencer.status();
+        PositionStatus {
+            position,
+            name: String::new(),
+            epoch,
+            serving: self.serves(),
+            awaited,
+            parent_epoch: parent,
+            colors: colors as u64,
+            granted: self.granted + granted,
+            under_way: under_way as u64,
+            ignored,
+        }
     }
 
     /// Whether all below has reported, and every shard is led.

@@ -277,7 +277,10 @@ pub async fn accept_if(
         Kind::Quic(incoming, credentials) => (incoming, credentials),
         Kind::Tcp(stream) => {
             let words = |_: &Hello| {
-                Some("it came by plain TCP, and this port is for QUIC: connect with certificates".to_owned())
+                Some(
+                    "it came by plain TCP, and this port is for QUIC: connect with certificates (--certs DIR)"
+                        .to_owned(),
+                )
             };
             return tcp::accept_if(stream, hello, patience, words).await;
         }

@@ -107,7 +107,7 @@ async fn opening_words_are_exchanged_and_checked(mut bench: Bench) {
     assert_eq!(node.hello, Hello::client(ClusterId::default()));
     assert_eq!(client.peer, bench.connector.address());
     for (hello, words) in [
-        (Hello { version: 7, ..Hello::client(cluster()) }, "speaks version 7 of the protocol, this node speaks 1"),
+        (Hello { version: 7, ..Hello::client(cluster()) }, "speaks version 7 of the protocol, this node speaks 2"),
         (Hello::client(ClusterId(Uuid::from_u128(78))), "is of cluster"),
         (Hello::node(cluster()), "both sides say that they are a node"),
     ] {

@@ -7,10 +7,8 @@ use prost::Message as _;
 
 use super::proto::{self, answer::Kind};
 use super::scan::Fields;
-use super::{Frames, MAX_MEMBERS, MAX_MESSAGES_PER_FRAME, TARGET_FRAME_BYTES, WireError, hello, scan};
-use crate::api::{
-    Answer, AppendRefusal, Appended, ColorInfo, Failure, ReplicaStatus, Retention, ShardInfo, ShardStatus, Status,
-};
+use super::{Frames, MAX_MEMBERS, MAX_MESSAGES_PER_FRAME, TARGET_FRAME_BYTES, WireError, scan, status};
+use crate::api::{Answer, AppendRefusal, Appended, ColorInfo, Failure, Retention, ShardInfo};
 use crate::entry::Assign;
 use crate::ids::{Color, Epoch, Lsn, ReplicaId, SeqNum, SessionId, ShardId, Token, View, ViewNumber};
 use crate::record::{Record, Tag};
@@ -100,7 +98,7 @@ fn to_proto(answer: &Answer) -> proto::Answer {
         Answer::Colors { id, colors } => {
             (*id, Kind::Colors(proto::ColorPage { colors: colors.iter().map(color_to).collect() }))
         }
-        Answer::Status { id, status } => (*id, Kind::Status(status_to(status))),
+        Answer::Status { id, status } => (*id, Kind::Status(Box::new(status::to_proto(status)))),
         Answer::SessionOpened { id, session } => (*id, Kind::SessionOpened(session_to(*session))),
         Answer::Record { id, number, record } => (*id, Kind::Record(numbered(*number, record))),
         Answer::Hole { id } => (*id, Kind::Hole(proto::Hole {})),
@@ -134,7 +132,7 @@ fn from_proto(answer: proto::Answer) -> Result<Answer, WireError> {
         Some(Kind::Colors(page)) => {
             Answer::Colors { id, colors: page.colors.into_iter().map(color_from).collect::<Result<_, _>>()? }
         }
-        Some(Kind::Status(status)) => Answer::Status { id, status: Box::new(status_from(status)?) },
+        Some(Kind::Status(status)) => Answer::Status { id, status: Box::new(status::from_proto(*status)?) },
         Some(Kind::SessionOpened(session)) => Answer::SessionOpened { id, session: session_from(session) },
         Some(Kind::Record(record)) => {
             let (number, record) = numbered_from(record)?;
@@ -359,81 +357,5 @@ fn failure_from(failure: proto::Failure) -> Result<Failure, WireError> {
         Some(Kind::StorageFailed(what)) => Failure::StorageFailed(what),
         Some(Kind::Metadata(what)) => Failure::Metadata(what),
         Some(Kind::NotReady(what)) => Failure::NotReady(what),
-    })
-}
-
-fn status_to(status: &Status) -> proto::Status {
-    let replica = |replica: &ReplicaStatus| proto::ReplicaStatus {
-        replica: replica.replica.0,
-        state: replica.state.clone(),
-        path: replica.path.clone(),
-        device: replica.device.clone(),
-        used_bytes: replica.used_bytes,
-        limit_bytes: replica.limit_bytes,
-        records: replica.records,
-        staged: replica.staged,
-        index_bytes: replica.index_bytes,
-        opened: replica.opened,
-        ssd_files: replica.ssd_files,
-        ssd_bytes: replica.ssd_bytes,
-        ssd_records: replica.ssd_records,
-    };
-    let shard = |shard: &ShardStatus| proto::ShardStatus {
-        shard: shard.shard.0,
-        epoch: shard.epoch.0,
-        view: shard.view,
-        state: shard.state.clone(),
-        last: shard.last.0,
-        commit: shard.commit.0,
-        sessions: shard.sessions,
-        replicas: shard.replicas.iter().map(replica).collect(),
-    };
-    proto::Status {
-        cluster: hello::cluster_bytes(status.cluster),
-        version: status.version.clone(),
-        directory: status.directory.clone(),
-        uptime_micros: status.uptime_micros,
-        connections: status.connections,
-        colors: status.colors,
-        appends: status.appends,
-        shards: status.shards.iter().map(shard).collect(),
-    }
-}
-
-fn status_from(status: proto::Status) -> Result<Status, WireError> {
-    let replica = |replica: proto::ReplicaStatus| ReplicaStatus {
-        replica: ReplicaId(replica.replica),
-        state: replica.state,
-        path: replica.path,
-        device: replica.device,
-        used_bytes: replica.used_bytes,
-        limit_bytes: replica.limit_bytes,
-        records: replica.records,
-        staged: replica.staged,
-        index_bytes: replica.index_bytes,
-        opened: replica.opened,
-        ssd_files: replica.ssd_files,
-        ssd_bytes: replica.ssd_bytes,
-        ssd_records: replica.ssd_records,
-    };
-    let shard = |shard: proto::ShardStatus| ShardStatus {
-        shard: ShardId(shard.shard),
-        epoch: Epoch(shard.epoch),
-        view: shard.view,
-        state: shard.state,
-        last: Lsn(shard.last),
-        commit: Lsn(shard.commit),
-        sessions: shard.sessions,
-        replicas: shard.replicas.into_iter().map(replica).collect(),
-    };
-    Ok(Status {
-        cluster: hello::cluster(&status.cluster)?,
-        version: status.version,
-        directory: status.directory,
-        uptime_micros: status.uptime_micros,
-        connections: status.connections,
-        colors: status.colors,
-        appends: status.appends,
-        shards: status.shards.into_iter().map(shard).collect(),
     })
 }

@@ -11,11 +11,15 @@ use uuid::Uuid;
 
 use super::*;
 use crate::api::{
-    AppendRefusal, AppendRequest, Appended, BoundChange, ColorInfo, Failure, Placement, ReplicaStatus, Retention,
-    RetentionChange, ShardInfo, ShardStatus, Status,
+    AppendRefusal, AppendRequest, Appended, BoundChange, ColorInfo, Failure, LinkStatus, Placement, PositionInfo,
+    PositionStatus, ReplicaInfo, ReplicaStatus, Retention, RetentionChange, ShardInfo, ShardPlace, ShardStatus, Status,
+    TreeInfo,
 };
 use crate::entry::Assign;
-use crate::ids::{ClusterId, Color, Epoch, Lsn, ReplicaId, SeqNum, SessionId, ShardId, Token, View, ViewNumber};
+use crate::ids::{
+    ClusterId, Color, Epoch, Lsn, Position, ReplicaId, SeqNum, SessionId, ShardId, Token, View, ViewNumber,
+};
+use crate::peer::{Child, Peer};
 use crate::record::{Append, Condition, Record, Tag};
 
 fn number() -> impl Strategy<Value = SeqNum> {
@@ -217,7 +221,70 @@ fn status() -> impl Strategy<Value = Status> {
             colors: 2,
             appends: 3,
             shards: if shards { vec![shard] } else { vec![] },
+            ..Status::default()
         }
+    })
+}
+
+/// A status of a process of a tree: what an embedded cluster leaves out.
+fn tree_status() -> impl Strategy<Value = Status> {
+    let child = prop_oneof![
+        any::<u32>().prop_map(|position| Child::Position(Position(position))),
+        any::<u32>().prop_map(|shard| Child::Shard(ShardId(shard))),
+    ];
+    let peer = prop_oneof![
+        any::<u32>().prop_map(|position| Peer::Position(Position(position))),
+        any::<u32>().prop_map(|replica| Peer::Replica(ReplicaId(replica))),
+    ];
+    let link = (peer, proptest::option::of(".*"), any::<u64>()).prop_map(|(peer, down, queued_bytes)| LinkStatus {
+        peer,
+        address: "a:1".into(),
+        down,
+        queued_bytes,
+    });
+    let position = (any::<[u64; 4]>(), any::<bool>(), proptest::option::of(any::<u32>()), vec(child, 0..4)).prop_map(
+        |(n, serving, parent, mut awaited)| {
+            // In the order in which they are on the wire.
+            awaited.sort_unstable();
+            PositionStatus {
+                position: Position(n[0] as u32),
+                name: "left".into(),
+                epoch: Epoch(n[1] as u32),
+                serving,
+                awaited,
+                parent_epoch: parent.map(Epoch),
+                colors: n[0],
+                granted: n[1],
+                under_way: n[2],
+                ignored: n[3],
+            }
+        },
+    );
+    let tree = (view(), proptest::option::of(".*"), any::<u32>(), proptest::option::of(any::<u32>())).prop_map(
+        |(view, stale, n, parent)| TreeInfo {
+            stale,
+            positions: vec![PositionInfo {
+                position: Position(n),
+                name: "left".into(),
+                parent: parent.map(Position),
+                address: "b:2".into(),
+                epoch: Epoch(n),
+            }],
+            shards: vec![ShardPlace {
+                shard: ShardId(n),
+                leaf: Position(n),
+                view,
+                min_view: 2,
+                replicas: vec![ReplicaInfo { replica: ReplicaId(n), address: "c:3".into() }],
+            }],
+        },
+    );
+    (proptest::option::of(position), vec(link, 0..3), tree).prop_map(|(position, links, tree)| Status {
+        process: "left".into(),
+        position,
+        links,
+        tree,
+        ..Status::default()
     })
 }
 
@@ -232,7 +299,8 @@ fn answer() -> impl Strategy<Value = Answer> {
         }),
         (id, color_info()).prop_map(|(id, info)| Answer::Color { id, info }),
         (id, vec(color_info(), 0..3)).prop_map(|(id, colors)| Answer::Colors { id, colors }),
-        (id, status()).prop_map(|(id, status)| Answer::Status { id, status: Box::new(status) }),
+        (id, prop_oneof![status(), tree_status()])
+            .prop_map(|(id, status)| Answer::Status { id, status: Box::new(status) }),
         (id, session()).prop_map(|(id, session)| Answer::SessionOpened { id, session }),
         (id, number(), record()).prop_map(|(id, number, record)| Answer::Record { id, number, record }),
         id.prop_map(|id| Answer::Hole { id }),

@@ -82,6 +82,11 @@ fn grant(batch: u64, color: Color, first: SeqNum, count: u32, ends: Option<SeqNu
     Input::Parent(FromParent::Grant { batch, color, first, count, ends })
 }
 
+/// What a leaf before this one was granted in epoch 2, and wrote nowhere.
+fn lost(counter: u32, count: u32) -> Body {
+    Body::Hole { color: RED, first: n(2, counter), count }
+}
+
 struct Rig {
     leaf: Leaf,
     now: Time,
@@ -98,14 +103,18 @@ impl Rig {
 
     /// Serves, with its `NewView` at 11 and nothing else in the log above 10.
     fn serving() -> Self {
+        Self::serving_after(&report(&[], &[]))
+    }
+
+    fn serving_after(report: &SealReport) -> Self {
         let mut rig = Self::sealing();
         for member in [A, B, C] {
-            assert_eq!(rig.say(member, ToLeaf::Sealed(Box::new(report(&[], &[])))), []);
+            assert_eq!(rig.say(member, ToLeaf::Sealed(Box::new(report.clone()))), []);
         }
         assert_eq!(rig.flush(), entries(11, vec![Body::NewView(view())], 10));
         rig.ack_all(11);
         assert_eq!(rig.flush(), entries(12, vec![], 11));
-        let sealed = Output::Parent(ToParent::Sealed { by: me(), colors: vec![] });
+        let sealed = Output::Parent(ToParent::Sealed { by: me(), colors: report.colors.clone() });
         assert_eq!(rig.input(Input::Parent(FromParent::Seal { by: me() })), [sealed]);
         rig
     }
@@ -310,9 +319,29 @@ fn an_earlier_epochs_end_is_written_once_before_the_numbers() {
     rig.input(grant(2, RED, n(3, 1), 1, Some(n(2, 8))));
     let end = Body::EpochEnd { color: RED, end: n(2, 8), next: Epoch(3) };
     let runs = Body::Assign(vec![Assign { token: token(1), tokens: 2, records: 1, color: RED, first: n(3, 0) }]);
-    assert_eq!(rig.flush(), entries(12, vec![end, runs], 11));
+    assert_eq!(rig.flush(), entries(12, vec![lost(0, 8), end, runs], 11));
     rig.ack_all(12);
-    assert_eq!(rig.flush(), entries(14, vec![], 12));
+    assert_eq!(rig.flush(), entries(15, vec![], 12));
+}
+
+#[test]
+fn what_was_told_and_lost_with_a_leaf_is_holes_before_its_epoch_ends() {
+    let known = |end, closed| SealReport { colors: vec![ColorEnd::narrow(RED, end, closed)], ..report(&[], &[]) };
+    let end = |end, next| Body::EpochEnd { color: RED, end, next: Epoch(next) };
+    let cases = [
+        (n(2, 8), false, vec![end(n(2, 8), 3)]),
+        (n(2, 5), false, vec![lost(5, 3), end(n(2, 8), 3)]),
+        (n(1, 5), false, vec![end(n(1, 5), 2), lost(0, 8), end(n(2, 8), 3)]),
+        (n(1, 5), true, vec![lost(0, 8), end(n(2, 8), 3)]),
+    ];
+    for (last, closed, bodies) in cases {
+        let mut rig = Rig::serving_after(&known(last, closed));
+        rig.all_have(&[staged(RED, 1, 1)]);
+        rig.flush();
+        rig.input(grant(1, RED, n(3, 0), 1, Some(n(2, 8))));
+        let run = Body::Assign(vec![Assign::one(token(1), RED, n(3, 0), 1)]);
+        assert_eq!(rig.flush(), entries(12, [bodies, vec![run]].concat(), 11));
+    }
 }
 
 #[test]
@@ -477,18 +506,18 @@ fn a_tail_needs_the_owner_and_then_every_member() {
     assert_eq!(rig.input(Input::Parent(answer.clone())), to_all(&ToMember::Confirm { round: 1 }));
     assert_eq!((rig.input(Input::Parent(answer)), rig.ignored()), (vec![], 1));
     let end = Body::EpochEnd { color: RED, end: n(2, 4), next: Epoch(3) };
-    assert_eq!(rig.flush(), entries(12, vec![end], 11), "one round at a time");
+    assert_eq!(rig.flush(), entries(12, vec![lost(0, 4), end], 11), "one round at a time");
     assert_eq!(rig.say(A, ToLeaf::Confirmed { round: 1 }), []);
     assert_eq!(rig.say(C, ToLeaf::Confirmed { round: 1 }), []);
     let tail = |ask, tail, after| ToMember::Tail { ask, tail, after: Lsn(after) };
-    let told = [to(A, tail(7, n(3, 0), 12)), to(B, tail(8, n(3, 6), 0))];
+    let told = [to(A, tail(7, n(3, 0), 13)), to(B, tail(8, n(3, 6), 0))];
     assert_eq!(rig.say(B, ToLeaf::Confirmed { round: 1 }), told);
     assert_eq!(rig.flush(), [asked(2, vec![RED])]);
     let tails = vec![(RED, n(3, 0), Some(n(2, 4)))];
     rig.input(Input::Parent(FromParent::Tails { round: 2, tails }));
     assert_eq!(rig.flush(), [], "the end is written already");
     let told = [A, B, C].map(|member| rig.say(member, ToLeaf::Confirmed { round: 2 })).concat();
-    assert_eq!(told, [to(C, tail(9, n(3, 0), 12))]);
+    assert_eq!(told, [to(C, tail(9, n(3, 0), 13))]);
 }
 
 #[test]
@@ -532,11 +561,11 @@ fn numbers_that_were_lost_on_the_way_become_a_hole() {
     let end = Body::EpochEnd { color: RED, end: n(2, 8), next: Epoch(3) };
     let hole = |counter, count| Body::Hole { color: RED, first: n(3, counter), count };
     let run = |seq, counter| Body::Assign(vec![Assign::one(token(seq), RED, n(3, counter), 2)]);
-    assert_eq!(rig.flush(), entries(12, vec![end, hole(0, 4), run(1, 4)], 11));
+    assert_eq!(rig.flush(), entries(12, vec![lost(0, 8), end, hole(0, 4), run(1, 4)], 11));
     rig.all_have(&[staged(RED, 2, 2)]);
     rig.flush();
     rig.input(grant(2, RED, n(3, 9), 2, Some(n(2, 8))));
-    assert_eq!(rig.flush(), entries(15, vec![hole(6, 3), run(2, 9)], 11));
+    assert_eq!(rig.flush(), entries(16, vec![hole(6, 3), run(2, 9)], 11));
 }
 
 #[test]

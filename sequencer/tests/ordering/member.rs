@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use flexlog_protocol::peer::{ColorEnd, Of, SealReport, Staged, ToLeaf};
-use flexlog_protocol::{Body, Entry, Epoch, Incarnation, Lsn, SeqNum, SessionId, Token};
+use flexlog_protocol::peer::{ColorEnd, Of, Range, SealReport, Staged, ToLeaf};
+use flexlog_protocol::{Body, Color, Entry, Epoch, Incarnation, Lsn, SeqNum, SessionId, Token};
 use uuid::Uuid;
 
 /// The open sessions by nonce: the same nonce again names the first.
@@ -34,6 +34,8 @@ pub struct Member {
     pub staged: BTreeMap<Token, Staged>,
     pub numbered: BTreeMap<Token, (Staged, SeqNum)>,
     pub sessions: Sessions,
+    /// The wide colors that somebody here cares for, and the stable that was told of each.
+    pub wide: BTreeMap<Color, SeqNum>,
 }
 
 impl Member {
@@ -64,15 +66,28 @@ impl Member {
         self.sealed = Some(leaf);
         let committed = &self.log[..self.commit.0 as usize];
         let mut view = None;
-        let mut colors = BTreeMap::new();
+        let followed = |(color, stable): (&Color, &SeqNum)| {
+            (*color, ColorEnd { stable: *stable, ..ColorEnd::narrow(*color, SeqNum::MIN, false) })
+        };
+        let mut colors: BTreeMap<Color, ColorEnd> = self.wide.iter().map(followed).collect();
+        let mut give = |color: Color, end: SeqNum, closed: bool, range: Option<Range>| {
+            let known = colors.entry(color).or_insert_with(|| ColorEnd::narrow(color, end, closed));
+            (known.end, known.closed) = (end, closed);
+            if color.is_wide() {
+                known.own.extend(range.filter(|range| range.end() > known.stable));
+            }
+        };
         let mut sessions = Sessions::new();
         for entry in committed {
             match &entry.body {
-                Body::Assign(runs) => runs.iter().for_each(|run| _ = colors.insert(run.color, (run.end(), false))),
+                Body::Assign(runs) => runs.iter().for_each(|run| {
+                    give(run.color, run.end(), false, Some(Range { first: run.first, count: run.count() }));
+                }),
                 Body::Hole { color, first, count } => {
-                    _ = colors.insert(*color, (first.plus(*count).unwrap_or(SeqNum::MAX), false))
+                    let range = Range { first: *first, count: *count };
+                    give(*color, range.end(), false, Some(range));
                 }
-                Body::EpochEnd { color, end, .. } => _ = colors.insert(*color, (*end, true)),
+                Body::EpochEnd { color, end, .. } => give(*color, *end, true, None),
                 Body::NewView(new) => view = Some(new.clone()),
                 Body::OpenSession { .. } | Body::CloseSession(_) => _ = take_session(&mut sessions, entry),
                 Body::Trim { .. } => {}
@@ -84,7 +99,7 @@ impl Member {
             view,
             entries: self.log[self.commit.0 as usize..].to_vec(),
             staged: self.staged.values().copied().collect(),
-            colors: colors.into_iter().map(|(color, (end, closed))| ColorEnd::narrow(color, end, closed)).collect(),
+            colors: colors.into_values().collect(),
             sessions: sessions.into_values().collect(),
         }))
     }

@@ -37,6 +37,7 @@ pub use folder::{DirFolder, Folder, Reading, Writing};
 pub use format::ColorRow;
 pub(crate) use format::file_id;
 pub use manifest::{FileMeta, MANIFEST, Manifest};
+pub(crate) use read::after;
 pub use sim::SimFolder;
 pub use tier::{Moved, PlantedBug, Reclaimed, SPARE, Tier, TierUsage};
 pub use writer::Writer;

@@ -57,7 +57,7 @@ pub(crate) fn walk(block: &[u8], row: &BlockRow, seed: u32, mut each: impl FnMut
 }
 
 /// The number after this one, in the order of all numbers; not one that is handed out next.
-fn after(number: SeqNum) -> SeqNum {
+pub(crate) fn after(number: SeqNum) -> SeqNum {
     SeqNum::from_raw(number.to_raw().saturating_add(1))
 }
 
@@ -86,7 +86,7 @@ impl Item {
     }
 }
 
-/// Reads one color's numbers of one file forward, a block at a time.
+/// Reads one color's numbers of one file, a block at a time: forward ([`merge`]) or backward ([`last`]).
 pub(crate) struct Cursor {
     file: Arc<SsdFile>,
     index: Arc<FileIndex>,
@@ -117,9 +117,8 @@ impl Cursor {
         self.items.front().map(Item::number).or_else(of_block)
     }
 
-    /// Reads the next block.
-    fn load(&mut self) {
-        let Some(nth) = self.blocks.next() else { return };
+    /// Reads a block.
+    fn load(&mut self, nth: usize) {
         let row = self.index.blocks[nth];
         match self.file.block(nth, &row) {
             Ok(Some(block)) => self.take(&row, &block),
@@ -190,6 +189,13 @@ impl Cursor {
         items.extend(found);
     }
 
+    /// No number that is left is above this. `None`: there is none.
+    fn highest(&self) -> Option<SeqNum> {
+        let row = self.index.blocks.get(self.blocks.clone().next_back()?)?;
+        let below = SeqNum::from_raw(self.upto.to_raw().saturating_sub(1));
+        Some(if row.last.0 == self.color { row.last.1.min(below) } else { below })
+    }
+
     fn error(&self, item: Item) -> Option<SsdError> {
         let (file, color) = (self.file.name.clone(), self.color);
         match item {
@@ -226,7 +232,11 @@ pub(crate) fn merge(
         }
         let cursor = &mut cursors[nth];
         match cursor.items.pop_front() {
-            None => cursor.load(),
+            None => {
+                if let Some(nth) = cursor.blocks.next() {
+                    cursor.load(nth);
+                }
+            }
             Some(Item::Record(number, record)) if last.is_none_or(|last| last < number) => {
                 if count > 0 && bytes + record.payload().len() > max_bytes {
                     return Ok(number);
@@ -259,5 +269,53 @@ pub(crate) fn merge(
     match bad {
         Some((_, error)) => Err(error),
         None => Ok(upto.max(from)),
+    }
+}
+
+/// Reads the last of the records that the cursors have.
+///
+/// Where it is damaged in one file and whole in another, the whole one is taken; and so is any record that is known to
+/// be behind all damage.
+pub(crate) fn last(mut cursors: Vec<Cursor>) -> Result<Option<(SeqNum, Record)>, SsdError> {
+    let mut heap: BinaryHeap<_> =
+        cursors.iter().enumerate().filter_map(|(nth, cursor)| Some((cursor.highest()?, nth))).collect();
+    let mut best: Option<(SeqNum, Record)> = None;
+    // Damage that may hide a record, none above this number.
+    let mut bad: Option<(SeqNum, SsdError)> = None;
+    while let Some((highest, nth)) = heap.pop() {
+        // What is left in all cursors is no higher.
+        let reached = best.iter().map(|(number, _)| *number).chain(bad.iter().map(|(number, _)| *number)).max();
+        if reached.is_some_and(|reached| reached > highest || best.as_ref().is_some_and(|(n, _)| *n == highest)) {
+            break;
+        }
+        let cursor = &mut cursors[nth];
+        let Some(block) = cursor.blocks.next_back() else { continue };
+        cursor.load(block);
+        match cursor.items.pop_back() {
+            // Its records are before `from`, or trimmed.
+            None => {}
+            Some(Item::Record(number, record)) => {
+                if best.as_ref().is_none_or(|(best, _)| *best < number) {
+                    best = Some((number, record));
+                }
+                continue;
+            }
+            Some(item) => {
+                let upper = if matches!(item, Item::Damaged { exact: true, .. }) { item.number() } else { highest };
+                if bad.as_ref().is_none_or(|(number, _)| *number < upper)
+                    && let Some(error) = cursor.error(item)
+                {
+                    bad = Some((upper, error));
+                }
+                continue;
+            }
+        }
+        let next = cursors[nth].highest();
+        heap.extend(next.map(|next| (next, nth)));
+    }
+    match (best, bad) {
+        (Some((number, _)), Some((upper, error))) if number < upper => Err(error),
+        (None, Some((_, error))) => Err(error),
+        (best, _) => Ok(best),
     }
 }

@@ -22,7 +22,7 @@ use super::file::{Fault, FileIndex, SsdFile, Trims};
 use super::folder::Folder;
 use super::format::{file_id, file_name};
 use super::manifest::{FileMeta, MANIFEST, Manifest, path};
-use super::read::{Cursor, merge};
+use super::read::{self, Cursor, merge};
 use super::writer::{Writer, temporary};
 
 /// The name of the file whose space is for the manifest on a full disk.
@@ -371,17 +371,30 @@ impl Tier {
         max_bytes: usize,
         into: &mut Vec<(SeqNum, Record)>,
     ) -> Result<SeqNum, SsdError> {
-        if self.highest(color).is_none_or(|highest| highest < from) {
-            return Ok(upto.max(from));
-        }
+        merge(self.cursors(color, from, upto)?, from, upto, max_records, max_bytes, into)
+    }
+
+    /// The last record of `color` from `from` on, up to but not including `upto`; trimmed or not.
+    ///
+    /// # Errors
+    /// `Io`, `Damaged`: it could not be read, or what may have been one behind it; `Refused` as in [`Tier::read`].
+    pub fn last(&self, color: Color, from: SeqNum, upto: SeqNum) -> Result<Option<(SeqNum, Record)>, SsdError> {
+        read::last(self.cursors(color, from, upto)?)
+    }
+
+    /// One for each file that has numbers of `color` in `from..upto`.
+    fn cursors(&self, color: Color, from: SeqNum, upto: SeqNum) -> Result<Vec<Cursor>, SsdError> {
         let mut cursors = Vec::new();
+        if self.highest(color).is_none_or(|highest| highest < from) {
+            return Ok(cursors);
+        }
         for file in self.snapshot().iter().filter(|file| file.may_have(color)) {
             let index = self.index(file)?;
             if index.color(color).is_some_and(|row| row.first < upto && row.last >= from) {
                 cursors.push(Cursor::new(file.clone(), index, color, from, upto));
             }
         }
-        merge(cursors, from, upto, max_records, max_bytes, into)
+        Ok(cursors)
     }
 
     /// The numbers of `color` that carry `tag`, ascending; trimmed ones may be among them. Reads the tag index of each

@@ -187,6 +187,18 @@ pub fn check(
         if !found.is_sorted_by(|a, b| a.0 < b.0) {
             return Err("numbers are not in order".to_owned());
         }
+        // A few bounds are enough: there is a check after each of very many crashes.
+        let at = |place: usize| found.get(place).map(|(number, _)| number.to_raw());
+        let middle = at(found.len() / 2);
+        let bounds =
+            [Some(u64::MAX), middle, middle.map(|raw| raw.saturating_sub(1)), at(0).map(|raw| raw.saturating_sub(1))];
+        for raw in bounds.into_iter().flatten() {
+            let upto = SeqNum::from_raw(raw);
+            let last = store.prev_through(Color(color), upto).map_err(|error| error.to_string())?;
+            if last.as_ref() != found.iter().rfind(|(number, _)| *number <= upto) {
+                return Err(format!("the last record of {color} up to {upto} is {last:?}"));
+            }
+        }
         for (number, record) in &found {
             if expected.records.get(&(Color(color), *number)) != Some(record) {
                 return Err(format!("{color}/{number} is {record:?}"));

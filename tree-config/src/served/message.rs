@@ -225,7 +225,13 @@ mod tests {
 
     #[test]
     fn what_is_said_is_what_is_heard() {
-        let root = PositionRecord { position: Position(0), parent: None, holder: None };
+        let root = PositionRecord {
+            position: Position(0),
+            parent: None,
+            name: "root".into(),
+            address: String::new(),
+            holder: None,
+        };
         let transaction = Transaction::new()
             .when(key(), Revision(u64::MAX))
             .when_absent(Key::Cluster)

@@ -124,7 +124,8 @@ impl World {
         match self.back.pop_front() {
             None => {}
             Some(LinkFrame::Welcome { process, next }) => {
-                if self.outgoing.welcomed(process, next) == Welcomed::Restarted {
+                let welcomed = self.outgoing.welcomed(process, next);
+                if welcomed == Welcomed::Restarted {
                     self.told();
                     let open = self.outgoing.open(self.sender, "replica 1");
                     self.there.push_back(open);

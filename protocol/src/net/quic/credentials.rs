@@ -82,7 +82,7 @@ pub enum CredentialsError {
         /// The file with the certificate.
         certificate: PathBuf,
         /// What is wrong.
-        reason: Error,
+        reason: Box<Error>,
         /// What to do.
         next: String,
     },
@@ -243,7 +243,12 @@ impl Credentials {
             next: files.renew(),
         })?;
         CertifiedKey::from_der(chain.clone(), key.clone_key(), &provider()).map_err(|reason| {
-            CredentialsError::Key { key: files.key(), certificate: files.certificate(), reason, next: files.renew() }
+            CredentialsError::Key {
+                key: files.key(),
+                certificate: files.certificate(),
+                reason: Box::new(reason),
+                next: files.renew(),
+            }
         })?;
         let material = Material { cas, chain, own, key };
         let tls = |source| CredentialsError::Tls { directory: directory.to_owned(), source, next: files.renew() };
@@ -326,6 +331,6 @@ fn check_ca(files: &Files<'_>, ca: &Certificate) -> Result<(), CredentialsError>
         return Ok(());
     };
     let next =
-        format!("`flexlog cert init` in another folder makes a new one, and all certificates are to be issued anew");
+        "`flexlog cert init` in another folder makes a new one, and all certificates are to be issued anew".to_owned();
     Err(CredentialsError::Ca { path: files.certificate(), ca: Box::new(ca.clone()), what, next })
 }
