@@ -13,6 +13,8 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::Outcome;
+use crate::cluster::Transport;
+use crate::cluster_append;
 use crate::echo::{Echo, Kind};
 use crate::measure::{self, Latencies, Output, Spread};
 use crate::servers::{self, Process};
@@ -35,6 +37,15 @@ pub(crate) struct AppendArgs {
     /// Leave out the part on disk.
     #[arg(long)]
     no_disk: bool,
+    /// Into a cluster of processes instead, one sequencer and three replicas, with the steps of an append.
+    #[arg(long)]
+    cluster: bool,
+    /// How its processes and the client are connected.
+    #[arg(long, value_enum, default_value_t = Transport::Tcp, requires = "cluster")]
+    transport: Transport,
+    /// Two short runs: to see that everything works.
+    #[arg(long, requires = "cluster")]
+    quick: bool,
     #[command(flatten)]
     output: Output,
 }
@@ -111,6 +122,12 @@ impl Run {
 }
 
 pub(crate) fn run(args: &AppendArgs) -> Outcome<()> {
+    if args.cluster {
+        let &AppendArgs { size, quick, transport, ref tmpfs, .. } = args;
+        let runs = if quick { args.runs.min(2) } else { args.runs };
+        let wanted = cluster_append::Wanted { size, runs, quick, tmpfs, transport };
+        return cluster_append::run(&wanted, &args.output);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let tmpfs = tempfile::Builder::new().prefix("flexlog-bench-").tempdir_in(&args.tmpfs)?;
     let memory = on_tmpfs(args, &runtime, &tmpfs)?;

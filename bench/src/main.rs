@@ -5,12 +5,16 @@
 //! object, which `--out FILE` writes to a file too.
 
 mod append;
+mod cluster;
+mod cluster_append;
 mod echo;
 mod measure;
 mod memory;
+mod ordering;
 mod plot;
 mod reads;
 mod recovery;
+mod replication;
 #[cfg(feature = "rocksdb")]
 mod rocks;
 mod servers;
@@ -56,6 +60,10 @@ enum What {
     Recovery(recovery::RecoveryArgs),
     /// What records on SSD cost in memory, and how many bytes are written for those that move there.
     Tiers(tiers::TiersArgs),
+    /// Numbers without records: the core, one position beside omnipaxos and libpaxos, and trees of positions.
+    Ordering(ordering::OrderingArgs),
+    /// What more replicas cost, in clusters of processes.
+    Replication(replication::ReplicationArgs),
     /// Memory of the server while a gigabyte is written.
     Memory(memory::MemoryArgs),
     /// The flexlog command, for the server processes that are measured.
@@ -67,6 +75,12 @@ enum What {
     /// Opens a store that another process measures.
     #[command(hide = true)]
     Open(tiers::OpenArgs),
+    /// What asks for numbers.
+    #[command(hide = true)]
+    OrderLoad(ordering::load::LoadArgs),
+    /// A node of the baseline omnipaxos.
+    #[command(hide = true)]
+    OmniNode(ordering::omni::OmniArgs),
     /// An echo server, for the baseline.
     #[command(hide = true)]
     Echo(echo::EchoArgs),
@@ -91,7 +105,13 @@ fn main() -> ExitCode {
         What::Tiers(args) => tiers::run(&args),
         What::Open(args) => tiers::open_and_tell(&args),
         What::Memory(args) => memory::run(&args),
+        What::Replication(args) => replication::run(&args),
+        What::Ordering(args) => ordering::run(&args),
+        What::OrderLoad(args) => ordering::load::serve(args),
+        What::OmniNode(args) => ordering::omni::serve(args),
         What::Flexlog { args } => {
+            // A server must not outlive the bench that measures it, however that ends.
+            let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
             return flexlog_node::cli::main_with(std::iter::once("flexlog".to_owned()).chain(args));
         }
         What::Echo(args) => echo::serve(&args),

@@ -28,6 +28,7 @@ use flexlog_sequencer::{Leaf, tree};
 use rustc_hash::FxHashMap;
 
 use crate::links::Peer;
+use crate::trace::{Mark, Trace};
 
 mod members;
 mod station;
@@ -94,6 +95,7 @@ pub struct Engine {
     appends: u64,
     counted: FxHashMap<Color, Counted>,
     marked: Vec<Color>,
+    trace: Option<Box<Trace>>,
     member_out: Vec<flexlog_replica::Output>,
     leaf_out: Vec<flexlog_sequencer::Output>,
     tree_out: Vec<tree::Output>,
@@ -123,9 +125,28 @@ impl Engine {
             appends: 0,
             counted: FxHashMap::default(),
             marked: Vec::new(),
+            trace: None,
             member_out: Vec::new(),
             leaf_out: Vec::new(),
             tree_out: Vec::new(),
+        }
+    }
+
+    /// Notes from now on when appends pass.
+    pub(crate) fn trace(&mut self, trace: Option<Box<Trace>>) {
+        self.trace = trace;
+    }
+
+    /// Writes down when appends passed, if that was to be noted.
+    pub(crate) fn write_trace(&mut self) {
+        if let Some(trace) = self.trace.take() {
+            trace.write();
+        }
+    }
+
+    fn pass(&mut self, mark: Mark) {
+        if let Some(trace) = &mut self.trace {
+            trace.mark(mark);
         }
     }
 
@@ -154,11 +175,17 @@ impl Engine {
     pub fn remote(&mut self, message: NodeMessage) {
         match message {
             NodeMessage::ToMember { to, message, .. } => {
+                if has_entries(&message) {
+                    self.pass(Mark::Told);
+                }
                 if let Some(at) = self.members.iter().position(|member| member.id == to) {
                     self.queue.push_back(Message::Member(at, flexlog_replica::Input::Leaf(message)));
                 }
             }
             NodeMessage::ToLeaf { shard, from, message } => {
+                if matches!(message.message, ToLeaf::Persisted(_)) {
+                    self.pass(Mark::Heard);
+                }
                 self.queue.push_back(Message::Leaf(shard, flexlog_sequencer::Input::Member { from, message }));
             }
             NodeMessage::Peer { from, to, message, .. } => self.send_to_peer(from, to, message),
@@ -227,7 +254,10 @@ impl Engine {
                     self.answer(from, Answer::Failed { id, why });
                 }
             }
-            Request::Append(request) => self.append(from, &request),
+            Request::Append(request) => {
+                self.pass(Mark::Received);
+                self.append(from, &request);
+            }
             Request::OpenSession { id, .. } | Request::Trim { id, .. } if self.failed().is_some() => {
                 // Entries commit on all members or not at all: whoever waited for this one would never hear why not.
                 let why = Failure::StorageFailed(self.failed().unwrap_or_default());
@@ -460,6 +490,9 @@ impl Engine {
     }
 
     fn send_to_member(&mut self, shard: ShardId, to: ReplicaId, message: Of<ToMember>) {
+        if has_entries(&message) {
+            self.pass(Mark::Assigned);
+        }
         match self.members.iter().position(|member| member.id == to) {
             Some(at) => self.queue.push_back(Message::Member(at, flexlog_replica::Input::Leaf(message))),
             None => self.remote.push((Peer::Replica(to), NodeMessage::ToMember { shard, to, message })),
@@ -467,6 +500,11 @@ impl Engine {
     }
 
     fn send_to_leaf(&mut self, shard: ShardId, from: ReplicaId, message: Of<ToLeaf>) {
+        match message.message {
+            ToLeaf::Persisted(_) => self.pass(Mark::Staged),
+            ToLeaf::Acked(_) => self.pass(Mark::Acked),
+            _ => {}
+        }
         let position = message.leaf.position;
         if self.holds(position) {
             self.queue.push_back(Message::Leaf(shard, flexlog_sequencer::Input::Member { from, message }));
@@ -537,6 +575,9 @@ impl Engine {
     /// Puts an answer to those that wait for the same connection. Members that say the same of the same appends say it
     /// in one message.
     fn answer(&mut self, to: ConnId, answer: Answer) {
+        if matches!(answer, Answer::Appended(_)) {
+            self.pass(Mark::Answered);
+        }
         let waiting = self.answers.entry(to).or_default();
         if let Answer::Appended(new) = &answer {
             let same = |old: &Appended| {
@@ -685,6 +726,10 @@ fn awaited(request: &Request) -> Option<RequestId> {
             None
         }
     }
+}
+
+fn has_entries(message: &Of<ToMember>) -> bool {
+    matches!(&message.message, ToMember::Entries { entries, .. } if !entries.is_empty())
 }
 
 fn bytes_of(request: &AppendRequest) -> usize {

@@ -8,4 +8,5 @@ pub mod process;
 mod retention;
 mod server;
 mod stores;
+mod trace;
 mod transport;

@@ -29,6 +29,7 @@ use crate::links::{Dial, Links, Peer};
 use crate::retention::keeper::Keeper;
 use crate::server::{Parts, Seat, Server};
 use crate::stores::{Homes, Storing, open_members};
+use crate::trace::Trace;
 use crate::transport::Transport;
 
 /// How long an answer of the process that keeps the metadata may take.
@@ -198,6 +199,7 @@ async fn start(options: &Options) -> Result<(Rc<Server>, Option<SocketAddr>), St
             (Engine::new(members, None), None)
         }
     };
+    engine.trace(Trace::wanted(&own.name));
     // One member of a shard trims for all.
     let trims =
         matches!(what, What::Replica(id) if tree.shards.iter().any(|shard| shard.view.members.first() == Some(id)));

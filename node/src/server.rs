@@ -272,6 +272,7 @@ impl Server {
         {
             tracing::error!(%error, "the task that keeps colors to their retentions ended");
         }
+        self.engine.borrow_mut().write_trace();
         let last = self.keeper.borrow_mut().take_last(&mut self.engine.borrow_mut());
         self.write_kept(last).await;
     }
