@@ -461,7 +461,8 @@ impl Sequencer {
     /// Answers those seals that all children have, in their order: the parent takes nothing before the answer to its own.
     /// One that is about to seal again has the answer then, and not twice: what is asked again behind it is asked once.
     fn answer_seals(&mut self, out: &mut Vec<Output>) {
-        while self.parent.sealed && self.passing.first().is_some_and(|first| first.reports.iter().all(Option::is_some)) {
+        while self.parent.sealed && self.passing.first().is_some_and(|first| first.reports.iter().all(Option::is_some))
+        {
             let first = self.passing.remove(0);
             self.answer_seal(first, out);
         }
