@@ -233,12 +233,10 @@ impl Leaf {
         if let Some((entries, commit)) = self.log.take_unsent() {
             self.to_all(&ToMember::Entries { entries, commit }, out);
         }
-        if matches!(self.phase, Phase::Serving) {
-            if !self.stable.is_empty() {
-                // Behind the commit that covers what is this shard's of it.
-                let stable = std::mem::take(&mut self.stable).into_iter().collect();
-                self.to_all(&ToMember::Stable(stable), out);
-            }
+        if matches!(self.phase, Phase::Serving) && !self.stable.is_empty() {
+            // Behind the commit that covers what is this shard's of it.
+            let stable = std::mem::take(&mut self.stable).into_iter().collect();
+            self.to_all(&ToMember::Stable(stable), out);
         }
         if matches!(self.phase, Phase::Serving) && self.reported {
             let settled = self.log.take_settled();
