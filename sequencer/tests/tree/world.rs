@@ -1,18 +1,18 @@
 //! A tree of processes, the members of their shards, and the streams between all of these.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 
 use flexlog_protocol::limits::COMPLETION_DELAY_MICROS;
 use flexlog_protocol::peer::{Between, FromParent, Of, Range, Staged, ToLeaf, ToMember, ToParent};
-use flexlog_protocol::{Body, Color, Entry, Lsn, Position, ReplicaId, SeqNum, SessionId, ShardId, Time, Token};
+use flexlog_protocol::{Color, Position, ReplicaId, SeqNum, SessionId, ShardId, Time};
 use flexlog_sequencer::{Input, Output, tree};
-use uuid::Uuid;
 
-use crate::checker::{Checker, raise};
+use crate::checker::Checker;
 use crate::member::Member;
 use crate::process::{Process, incarnation};
 use crate::shape::{Seed, Shape};
+
+mod clients;
 
 /// Numbers of a color in one epoch; and the most records staged without a number: a request that was asked again and
 /// again, for children that were replaced since, must still fit.
@@ -29,8 +29,6 @@ pub enum Plant {
     OldChildsGrants,
     /// What a leaf is granted counts as settled at once.
     EarlySettle,
-    /// A child's reports of wide colors leave out which numbers its logs have.
-    NothingOwn,
     /// A leaf's part of a grant begins one number too early.
     SplitOffByOne,
     /// Grants of an owner overtake each other.
@@ -102,6 +100,8 @@ pub struct World {
     checker: Checker,
     reached: Reached,
     names: u64,
+    /// Grants for incarnations that were gone, for a plant.
+    old: BTreeMap<Position, Vec<Between<FromParent>>>,
 }
 
 impl World {
@@ -126,6 +126,7 @@ impl World {
             checker: Checker::default(),
             reached: Reached::default(),
             names: 0,
+            old: BTreeMap::new(),
             shape,
         };
         (0..world.shape.places.len()).for_each(|position| _ = world.fresh(position));
@@ -155,10 +156,10 @@ impl World {
             215..=219 => self.tick(a)?,
             220..=229 => self.ask_tail(a, b),
             230..=235 => self.notice(a, b),
-            236 if b.is_multiple_of(4) => self.claim_again(position)?,
-            237..=239 if b.is_multiple_of(4) => self.replace(position, b),
-            240 => self.kill_old(a),
-            241..=244 => self.run(1)?,
+            236..=237 if b.is_multiple_of(4) => self.claim_again(position)?,
+            238..=240 if b.is_multiple_of(2) => self.replace(position, b),
+            241 => self.kill_old(a),
+            242..=244 => self.run(1)?,
             _ => self.run_inside()?,
         }
         Ok(())
@@ -339,76 +340,6 @@ impl World {
         Ok(())
     }
 
-    // ---- clients ----
-
-    fn append(&mut self, a: usize, b: usize) {
-        let at = a % self.shards.len();
-        let Some(session) = self.shards[at].session else { return };
-        self.names += 1;
-        let token = Token { shard: ShardId(at as u32), session, seq: self.names };
-        let colors = &self.shape.shards[at].1;
-        let color = colors[b % colors.len()];
-        let staged = Staged { token, color, records: 1 + b as u32 / 16 % 3, digest: 0 };
-        self.checker.floors.insert(token, self.checker.acknowledged.get(&color).copied().unwrap_or_default());
-        self.shards[at].appends.push(staged);
-        let members = self.shards[at].members.len();
-        (0..members).filter(|member| b >> 6 >> member & 1 == 1).for_each(|member| self.stage(at, member, staged));
-    }
-
-    /// A copy of some append comes late.
-    fn send_again(&mut self, a: usize, b: usize) {
-        let at = a % self.shards.len();
-        let Shard { appends, members, .. } = &self.shards[at];
-        if !appends.is_empty() {
-            let recent = appends.len() - 1 - b % appends.len().min(4);
-            self.stage(at, a / 16 % members.len(), appends[recent]);
-        }
-    }
-
-    fn stage(&mut self, at: usize, member: usize, staged: Staged) {
-        let open = self.shards.iter().flat_map(|shard| &shard.members).flat_map(|member| &member.staged);
-        let open: BTreeMap<_, _> = open.collect();
-        let records: u32 = open.values().map(|staged| staged.records).sum();
-        if records + staged.records > OPEN_RECORDS && !open.contains_key(&staged.token) {
-            return;
-        }
-        if self.shards[at].members[member].stage(staged) {
-            self.follow(at, member, staged.color);
-            self.ask(at, member, ToLeaf::Persisted(vec![staged]));
-        }
-    }
-
-    /// A member that cares for a wide color asks for its tail first, so that it is told its stable.
-    fn follow(&mut self, at: usize, member: usize, color: Color) {
-        if color.is_wide() && !self.shards[at].members[member].wide.contains_key(&color) {
-            self.shards[at].members[member].wide.insert(color, SeqNum::MIN);
-            self.names += 1;
-            self.shards[at].asks.insert(self.names, (member, color, SeqNum::MIN));
-            self.ask(at, member, ToLeaf::TailAsk { ask: self.names, color });
-        }
-    }
-
-    fn ask(&mut self, at: usize, member: usize, message: ToLeaf) {
-        let Some(message) = self.shards[at].members[member].say(message) else { return };
-        // The process that it is sealed to, or the one that has the position by now.
-        let holder = self.processes.iter().position(|process| process.me == message.leaf);
-        let to = holder.unwrap_or(self.current[self.shards[at].position]);
-        self.send(End::Member(at, member), End::Process(to), Message::ToLeaf(message));
-    }
-
-    fn ask_tail(&mut self, a: usize, b: usize) {
-        let at = a % self.shards.len();
-        let member = a / 16 % self.shards[at].members.len();
-        let colors = &self.shape.shards[at].1;
-        let color = colors[b % colors.len()];
-        self.follow(at, member, color);
-        self.names += 1;
-        let known = |map: &BTreeMap<Color, SeqNum>| map.get(&color).copied().unwrap_or_default();
-        let least = known(&self.checker.acknowledged).max(known(&self.checker.tails));
-        self.shards[at].asks.insert(self.names, (member, color, least));
-        self.ask(at, member, ToLeaf::TailAsk { ask: self.names, color });
-    }
-
     // ---- streams ----
 
     fn send(&mut self, from: End, to: End, message: Message) {
@@ -425,20 +356,15 @@ impl World {
         let Some(message) = self.streams.get_mut(&key).and_then(VecDeque::pop_front) else { return Ok(()) };
         match (message, key) {
             (_, (_, End::Process(at))) if !self.processes[at].alive => Ok(()),
-            (Message::Up(mut message), (End::Process(child), End::Process(at))) => {
+            (Message::Up(message), (End::Process(child), End::Process(at))) => {
                 // It hears of a new process before that process speaks to it as one that it knows.
                 self.take_replaced(at)?;
-                if let ToParent::Sealed { colors, .. } = &mut message.message
-                    && self.plant == Plant::NothingOwn
-                {
-                    colors.iter_mut().for_each(|end| end.own.clear());
-                }
                 let from = Position(self.processes[child].position as u32);
                 self.tree_input(at, tree::Input::Child { from, message })
             }
             (Message::Down(message), (_, End::Process(at))) => {
                 self.take_replaced(at)?;
-                let message = self.forge(at, message);
+                self.forge(at, &message)?;
                 self.tree_input(at, tree::Input::Parent(message))
             }
             (Message::ToMember(message), (_, End::Member(shard, member))) => self.member_takes(shard, member, message),
@@ -450,20 +376,27 @@ impl World {
         }
     }
 
-    fn forge(&self, at: usize, mut message: Between<FromParent>) -> Between<FromParent> {
-        let process = &self.processes[at];
-        if let FromParent::Grant { .. } = message.message {
-            let parent = process.sequencer.status().parent;
-            if let (Plant::OldParentsGrants, Some(parent), Some(above)) =
-                (self.plant, parent, self.shape.places[process.position].parent)
-            {
-                message.from = incarnation(above, parent.0);
-            }
-            if self.plant == Plant::OldChildsGrants {
-                message.to = Some(process.me);
-            }
+    /// Keeps grants that are not for this incarnation or not of its parent's, and tries whether it takes them if they
+    /// look as if they were.
+    fn forge(&mut self, at: usize, message: &Between<FromParent>) -> Result<(), String> {
+        let Process { me, position, sequencer, .. } = &self.processes[at];
+        let (me, epoch, above) = (*me, sequencer.status().parent, self.shape.places[*position].parent);
+        let parent = epoch.zip(above).map(|(epoch, above)| incarnation(above, epoch.0));
+        let old = match self.plant {
+            Plant::OldParentsGrants => message.to == Some(me) && parent.is_some_and(|parent| message.from != parent),
+            Plant::OldChildsGrants => message.to != Some(me),
+            _ => return Ok(()),
+        };
+        let kept = self.old.entry(me.position).or_default();
+        if old && matches!(message.message, FromParent::Grant { .. }) {
+            kept.push(message.clone());
         }
-        message
+        let forge_from = parent.filter(|_| self.plant == Plant::OldParentsGrants);
+        for old in kept.clone() {
+            let forged = Between { from: forge_from.unwrap_or(old.from), to: Some(me), message: old.message };
+            self.tree_input(at, tree::Input::Parent(forged))?;
+        }
+        Ok(())
     }
 
     fn deliver_inside(&mut self, a: usize) -> Result<(), String> {
@@ -646,110 +579,6 @@ impl World {
             }
         }
         Ok(())
-    }
-
-    // ---- members ----
-
-    fn member_takes(&mut self, at: usize, place: usize, message: Of<ToMember>) -> Result<(), String> {
-        let Of { leaf, message } = message;
-        let sealed = self.shards[at].members[place].sealed;
-        if let ToMember::Seal = message {
-            if sealed.is_none_or(|sealed| sealed.epoch < leaf.epoch) {
-                self.seal(at, place, leaf);
-            }
-            return Ok(());
-        }
-        if sealed != Some(leaf) {
-            return Ok(());
-        }
-        let member = &mut self.shards[at].members[place];
-        match message {
-            ToMember::Entries { entries, commit } => {
-                for entry in &entries {
-                    self.shards[at].members[place].apply(entry)?;
-                    self.applied(at)?;
-                }
-                if !entries.is_empty() {
-                    let last = self.shards[at].members[place].last();
-                    self.ask(at, place, ToLeaf::Acked(last));
-                }
-                if self.shards[at].settled < commit.0 as usize {
-                    return Err(format!("I2: {commit} is said to be committed, but some member lacks it"));
-                }
-                let member = &mut self.shards[at].members[place];
-                member.commit = commit.max(member.commit);
-            }
-            ToMember::Stable(colors) => {
-                for (color, upto) in colors {
-                    let own = member.log.iter().skip(member.commit.0 as usize);
-                    if own.flat_map(|entry| numbers(entry, color)).any(|range| range.first < upto) {
-                        return Err(format!("I6: stable of {color} covers numbers that are not committed here"));
-                    }
-                    raise(&mut member.wide, color, upto);
-                }
-            }
-            ToMember::Complete { token, from } => {
-                if let Some(staged) = member.staged.get(&token).copied() {
-                    self.ask(at, place, ToLeaf::Persisted(vec![staged]));
-                } else if let Some(staged) = self.shards[at].members[from.0 as usize].has(token) {
-                    self.stage(at, place, staged);
-                }
-            }
-            ToMember::Confirm { round } => self.ask(at, place, ToLeaf::Confirmed { round }),
-            ToMember::Tail { ask, tail, .. } => {
-                // A question asked again may be answered twice.
-                let Some((_, color, least)) = self.shards[at].asks.remove(&ask) else { return Ok(()) };
-                if tail < least {
-                    return Err(format!("the tail of {color} is {tail}, was {least} before the question"));
-                }
-                raise(&mut self.checker.tails, color, tail);
-                self.reached.tails += 1;
-            }
-            ToMember::Seal | ToMember::Conflict { .. } | ToMember::SessionRefused { .. } => {}
-        }
-        Ok(())
-    }
-
-    /// Reports to a new leaf; what was asked of the one before is asked again.
-    fn seal(&mut self, at: usize, place: usize, leaf: flexlog_protocol::Incarnation) {
-        let report = self.shards[at].members[place].seal(leaf);
-        self.ask(at, place, report);
-        if self.shards[at].session.is_none() {
-            self.ask(at, place, ToLeaf::OpenSession { nonce: Uuid::from_u128(at as u128) });
-        }
-        let asks = self.shards[at].asks.iter().filter(|(_, (member, ..))| *member == place);
-        let asks: Vec<_> = asks.map(|(ask, (_, color, _))| (*ask, *color)).collect();
-        asks.into_iter().for_each(|(ask, color)| self.ask(at, place, ToLeaf::TailAsk { ask, color }));
-    }
-
-    /// What all members have is settled, and its clients have their answers.
-    fn applied(&mut self, at: usize) -> Result<(), String> {
-        let shard = &mut self.shards[at];
-        let on_all = shard.members.iter().map(Member::last).min().unwrap_or(Lsn(0)).0 as usize;
-        let log: Vec<Arc<Entry>> = shard.members[0].log[shard.settled.min(on_all)..on_all].to_vec();
-        shard.settled = on_all;
-        for entry in log {
-            if let Some(session) = self.checker.settled(at, &entry)? {
-                self.shards[at].session = Some(session);
-            }
-            if let Body::Assign(runs) = &entry.body {
-                runs.iter().for_each(|run| raise(&mut self.checker.acknowledged, run.color, run.end()));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The numbers of a color that an entry gives away.
-fn numbers(entry: &Entry, of: Color) -> Vec<Range> {
-    match &entry.body {
-        Body::Assign(runs) => runs
-            .iter()
-            .filter(|run| run.color == of)
-            .map(|run| Range { first: run.first, count: run.count() })
-            .collect(),
-        Body::Hole { color, first, count } if *color == of => vec![Range { first: *first, count: *count }],
-        _ => Vec::new(),
     }
 }
 
