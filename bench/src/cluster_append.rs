@@ -3,7 +3,8 @@
 //!
 //! A record goes from the client to every replica, from each of them to the sequencer once it is persisted, back with its
 //! number, and from every replica to the client once the number is persisted too: four ways, which is what two round trips
-//! of an echo are. A second cluster, which notes when appends pass its processes, is asked for the steps.
+//! of an echo are. As long as all of them share two processors, what three replicas do at once is done in turn: two
+//! rounds of three echoes at once, whose servers are where the replicas are, stand beside it too. A second cluster, which notes when appends pass its processes, is asked for the steps.
 
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -14,7 +15,7 @@ use tokio::runtime::Runtime;
 
 use crate::Outcome;
 use crate::cluster::{Cluster, Launch, Place, Transport};
-use crate::echo::{Echo, Kind};
+use crate::echo::{Echo, Fan, Kind};
 use crate::measure::{self, Latencies, Output, Spread};
 use crate::servers;
 
@@ -56,7 +57,7 @@ pub(crate) async fn connect(cluster: &Cluster) -> Outcome<Log> {
 
 /// Where everybody runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Placement {
+pub(crate) enum Placement {
     /// Client and sequencer on one processor, replicas on another: each message wakes somebody elsewhere, as between
     /// machines. The echo likewise.
     TwoCores,
@@ -72,7 +73,8 @@ impl Placement {
         }
     }
 
-    fn apply(self, cluster: &Cluster, echo: &Echo) -> Outcome<()> {
+    /// Puts this thread, the cluster and the echoes in their places.
+    pub(crate) fn apply(self, cluster: &Cluster, echo: &Echo, fan: &Fan) -> Outcome<()> {
         let all = servers::processors_at_start()?;
         let (one, other) = match (self, &all[..]) {
             (Self::TwoCores, [first, second, ..]) => (vec![*first], vec![*second]),
@@ -80,6 +82,7 @@ impl Placement {
         };
         servers::bind(&one)?;
         echo.server.bind(&other)?;
+        fan.bind(&other)?;
         for (name, process) in &cluster.processes {
             process.bind(if name == "root" { &one } else { &other })?;
         }
@@ -93,9 +96,15 @@ struct Run {
     p50: f64,
     p99: f64,
     echo: f64,
+    /// Three echoes at once.
+    fan: f64,
 }
 
 impl Run {
+    fn fan_ratio(&self) -> f64 {
+        self.p50 / (2.0 * self.fan)
+    }
+
     fn ratio(&self) -> f64 {
         self.p50 / (2.0 * self.echo)
     }
@@ -116,14 +125,15 @@ pub(crate) fn run(wanted: &Wanted<'_>, output: &Output) -> Outcome<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut by_placement = Vec::new();
     let mut echo = Echo::start(Kind::Blocking, wanted.size)?;
+    let mut fan = Fan::start(REPLICAS, wanted.size)?;
     {
         let cluster = start(wanted, false)?;
         let log = runtime.block_on(connect(&cluster))?;
         for placement in [Placement::TwoCores, Placement::Anywhere] {
-            placement.apply(&cluster, &echo)?;
+            placement.apply(&cluster, &echo, &fan)?;
             let mut runs = Vec::new();
             for counted in 0..=wanted.runs {
-                let run = one_run(wanted, &runtime, &log, &mut echo)?;
+                let run = one_run(wanted, &runtime, &log, &mut echo, &mut fan)?;
                 // The first run warms everything up.
                 if counted > 0 {
                     runs.push(run);
@@ -132,7 +142,7 @@ pub(crate) fn run(wanted: &Wanted<'_>, output: &Output) -> Outcome<()> {
             by_placement.push((placement, runs));
         }
     }
-    let steps = steps(wanted, &runtime, &mut echo)?;
+    let steps = steps(wanted, &runtime, &mut echo, &fan)?;
     let object = object(wanted, &by_placement, &steps);
     output.tell(&object, || tables(wanted, &by_placement, &steps))
 }
@@ -141,8 +151,8 @@ fn start(wanted: &Wanted<'_>, traced: bool) -> Outcome<Cluster> {
     Launch::start(wanted.tmpfs, &[Place::shard(REPLICAS)], wanted.transport, traced)?.ready()
 }
 
-fn one_run(wanted: &Wanted<'_>, runtime: &Runtime, log: &Log, echo: &mut Echo) -> Outcome<Run> {
-    let (mut appends, mut echoes) = (Latencies::new(), Latencies::new());
+fn one_run(wanted: &Wanted<'_>, runtime: &Runtime, log: &Log, echo: &mut Echo, fan: &mut Fan) -> Outcome<Run> {
+    let (mut appends, mut echoes, mut fans) = (Latencies::new(), Latencies::new(), Latencies::new());
     let payload = vec![b'x'; wanted.size];
     for _ in 0..if wanted.quick { 2 } else { SLICES } {
         runtime.block_on(async {
@@ -154,8 +164,10 @@ fn one_run(wanted: &Wanted<'_>, runtime: &Runtime, log: &Log, echo: &mut Echo) -
             Outcome::Ok(())
         })?;
         echo.measure(SLICE, &mut echoes)?;
+        fan.measure(SLICE, &mut fans)?;
     }
-    Ok(Run { p50: appends.quantile(0.5), p99: appends.quantile(0.99), echo: echoes.quantile(0.5) })
+    let (p50, p99) = (appends.quantile(0.5), appends.quantile(0.99));
+    Ok(Run { p50, p99, echo: echoes.quantile(0.5), fan: fans.quantile(0.5) })
 }
 
 /// How long the steps took, in microseconds.
@@ -171,10 +183,10 @@ fn now_nanos() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64
 }
 
-fn steps(wanted: &Wanted<'_>, runtime: &Runtime, echo: &mut Echo) -> Outcome<Steps> {
+fn steps(wanted: &Wanted<'_>, runtime: &Runtime, echo: &mut Echo, fan: &Fan) -> Outcome<Steps> {
     let mut cluster = start(wanted, true)?;
     let log = runtime.block_on(connect(&cluster))?;
-    Placement::TwoCores.apply(&cluster, echo)?;
+    Placement::TwoCores.apply(&cluster, echo, fan)?;
     let payload = vec![b'x'; wanted.size];
     let (mut client, mut echoes) = (Vec::new(), Latencies::new());
     let appends = if wanted.quick { TRACED / 10 } else { TRACED };
@@ -264,6 +276,8 @@ fn object(wanted: &Wanted<'_>, by_placement: &[(Placement, Vec<Run>)], steps: &S
             "p50_us": figure(runs, |run| run.p50).median,
             "p99_us": figure(runs, |run| run.p99).median,
             "tcp_echo_p50_us": figure(runs, |run| run.echo).median,
+            "three_tcp_echoes_at_once_p50_us": figure(runs, |run| run.fan).median,
+            "ratio_to_three_at_once": figure(runs, Run::fan_ratio).median,
             "ratio": figure(runs, Run::ratio).median,
             "ratio_spread": figure(runs, Run::ratio),
         })
@@ -298,11 +312,21 @@ fn tables(wanted: &Wanted<'_>, by_placement: &[(Placement, Vec<Run>)], steps: &S
                 spread(figure(runs, |run| run.p99), 0),
                 spread(figure(runs, |run| run.echo), 1),
                 spread(figure(runs, Run::ratio), 2),
+                spread(figure(runs, |run| run.fan), 1),
+                spread(figure(runs, Run::fan_ratio), 2),
             ]
         })
         .collect();
     measure::table(
-        &["append, cluster of 4 processes, one outstanding", "p50 µs", "p99 µs", "TCP echo p50 µs", "p50 / 2 echoes"],
+        &[
+            "append, cluster of 4 processes, one outstanding",
+            "p50 µs",
+            "p99 µs",
+            "TCP echo p50 µs",
+            "p50 / 2 echoes",
+            "3 echoes at once p50 µs",
+            "p50 / 2 of those",
+        ],
         &rows,
     );
     let way = steps.echo / 2.0;

@@ -117,3 +117,32 @@ impl Echo {
         Ok(())
     }
 }
+
+/// Several echo servers that are asked at once: what waiting for several replicas takes at the least.
+pub(crate) struct Fan(Vec<Echo>);
+
+impl Fan {
+    pub(crate) fn start(servers: usize, size: usize) -> Outcome<Self> {
+        Ok(Self((0..servers).map(|_| Echo::start(Kind::Blocking, size)).collect::<Outcome<_>>()?))
+    }
+
+    /// Binds all servers to some processors.
+    pub(crate) fn bind(&self, cpus: &[usize]) -> Outcome<()> {
+        self.0.iter().try_for_each(|echo| echo.server.bind(cpus))
+    }
+
+    /// Adds `rounds` rounds to `to`: each sends to all servers and waits for all answers.
+    pub(crate) fn measure(&mut self, rounds: usize, to: &mut Latencies) -> Outcome<()> {
+        for _ in 0..rounds {
+            let start = Instant::now();
+            for Echo { bytes, blocking, .. } in &mut self.0 {
+                blocking.iter_mut().try_for_each(|stream| stream.write_all(bytes))?;
+            }
+            for Echo { bytes, blocking, .. } in &mut self.0 {
+                blocking.iter_mut().try_for_each(|stream| stream.read_exact(bytes))?;
+            }
+            to.add(start.elapsed());
+        }
+        Ok(())
+    }
+}

@@ -172,11 +172,12 @@ fn item(bytes: &[u8]) -> Outcome<Option<(Item<'_>, usize)>> {
     Ok(bytes.get(1 + width..1 + width + len).map(|value| (Item::Bytes(value), 1 + width + len)))
 }
 
-/// The value of a message, if it has one, and the bytes that it takes.
-type Parsed<'a> = (Option<&'a [u8]>, usize);
+/// The value of a message, if it has one that matters, and the length of the whole.
+type Message<'a> = (Option<&'a [u8]>, usize);
 
-/// The message at the front and its length: of one that says what was accepted the value, which comes last.
-fn parse(bytes: &[u8]) -> Outcome<Option<Parsed<'_>>> {
+/// The message at the front; `None` while it is not there as a whole. Of one that says what was accepted its value, which
+/// comes last.
+fn parse(bytes: &[u8]) -> Outcome<Option<Message<'_>>> {
     let Some(head) = bytes.first() else { return Ok(None) };
     let items = match head {
         0x91..=0x9f => head & 0x0f,
