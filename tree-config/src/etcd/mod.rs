@@ -1,6 +1,6 @@
 //! The metadata in an etcd cluster, under a prefix of its keys.
 //!
-//! A fact is one key with the same JSON that the embedded store writes; see [`keys`] for the names. Beside the facts
+//! A fact is one key with the same JSON that the embedded store writes; see `keys` for the names. Beside the facts
 //! there is one key, the *gate*: it holds the version of the records ([`crate::record::FORMAT_VERSION`]), and every read
 //! and every transaction looks at it, so a program of another version never misreads anything. A transaction also has
 //! the condition that the gate was not written since this store saw it last. That is how a doubt ends: etcd may still
