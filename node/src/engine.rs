@@ -17,9 +17,7 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 
-use flexlog_protocol::api::{
-    Answer, AppendRequest, Appended, Failure, PositionStatus, Request, RequestId, ShardStatus,
-};
+use flexlog_protocol::api::{Answer, AppendRequest, Appended, Failure, PositionStatus, Request, ShardStatus};
 use flexlog_protocol::media::Background;
 use flexlog_protocol::peer::{NodeMessage, Of, PeerMessage, ToLeaf, ToMember};
 use flexlog_protocol::{Append, Color, Incarnation, Position, ReplicaId, SeqNum, ShardId, Time, limits};
@@ -249,7 +247,7 @@ impl Engine {
         match request {
             // Records are at replicas; a position that leads some has none.
             request if self.members.is_empty() => {
-                if let Some(id) = awaited(&request) {
+                if let Some(id) = request.awaited() {
                     let why = Failure::NotReady("this process has no replica: ask one of the color's".into());
                     self.answer(from, Answer::Failed { id, why });
                 }
@@ -705,25 +703,6 @@ impl Engine {
             commit: leaf.as_ref().map_or(summary.commit, |leaf| leaf.commit),
             sessions: leaf.as_ref().map_or(summary.sessions, |leaf| leaf.sessions as u64),
             replicas: members().map(Member::status).collect(),
-        }
-    }
-}
-
-/// The name of a request that is answered by this name.
-fn awaited(request: &Request) -> Option<RequestId> {
-    match request {
-        Request::Lookup { id, .. }
-        | Request::Colors { id, .. }
-        | Request::Status { id }
-        | Request::OpenSession { id, .. }
-        | Request::Read { id, .. }
-        | Request::ReadNext { id, .. }
-        | Request::ReadPrev { id, .. }
-        | Request::Tail { id, .. }
-        | Request::Trim { id, .. }
-        | Request::Subscribe { id, .. } => Some(*id),
-        Request::CloseSession { .. } | Request::Append(_) | Request::Credit { .. } | Request::Unsubscribe { .. } => {
-            None
         }
     }
 }

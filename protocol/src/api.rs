@@ -146,6 +146,26 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// The name of a request that is answered by this name.
+    #[must_use]
+    pub fn awaited(&self) -> Option<RequestId> {
+        match self {
+            Self::Lookup { id, .. }
+            | Self::Colors { id, .. }
+            | Self::Status { id }
+            | Self::OpenSession { id, .. }
+            | Self::Read { id, .. }
+            | Self::ReadNext { id, .. }
+            | Self::ReadPrev { id, .. }
+            | Self::Tail { id, .. }
+            | Self::Trim { id, .. }
+            | Self::Subscribe { id, .. } => Some(*id),
+            Self::CloseSession { .. } | Self::Append(_) | Self::Credit { .. } | Self::Unsubscribe { .. } => None,
+        }
+    }
+}
+
 /// Where a color goes that is created. One that is there stays as it is.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Placement {

@@ -50,3 +50,12 @@ pub const CACHE_BYTES: u64 = 32 << 20;
 pub const INDEX_CACHE_BYTES: u64 = 32 << 20;
 /// The port that `flexlog up` listens on unless told otherwise.
 pub const DEFAULT_PORT: u16 = 7480;
+/// A member that owes an answer and makes no progress for this long is dropped from the view, in microseconds, unless the
+/// operator says otherwise.
+pub const REPLICA_TIMEOUT_MICROS: u64 = 1_000_000;
+/// A replica that is being taken in and is not heard of for this long is given up, in microseconds.
+pub const LEARNER_TIMEOUT_MICROS: u64 = 5_000_000;
+/// How long a replica that was dropped or given up is left alone at first, in microseconds; twice as long each time.
+pub const ADD_PAUSE_MICROS: u64 = 100_000;
+/// The longest that it is left alone.
+pub const MAX_ADD_PAUSE_MICROS: u64 = 30_000_000;

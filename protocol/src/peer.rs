@@ -7,11 +7,13 @@
 use std::fmt;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use uuid::Uuid;
 
 use crate::entry::Entry;
 use crate::ids::{Color, Epoch, Incarnation, Lsn, Position, ReplicaId, SeqNum, SessionId, ShardId, Token, View};
-use crate::record::Append;
+use crate::media::LogEnd;
+use crate::record::{Append, Record};
 
 /// A token that a member has staged: its records are persisted there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,6 +65,13 @@ pub enum ToLeaf {
     Confirmed {
         /// As in [`ToMember::Confirm`].
         round: u64,
+    },
+    /// The learner goes on copying.
+    Learning,
+    /// The learner has everything up to this place of the shard log, durable: it can follow from there.
+    Learned {
+        /// The place.
+        upto: Lsn,
     },
 }
 
@@ -164,6 +173,14 @@ pub enum ToMember {
         /// The append.
         token: Token,
     },
+    /// To a replica that is no member: copy what you lack from that member, up to `behind` at least, and say
+    /// [`ToLeaf::Learned`].
+    Learn {
+        /// A member.
+        from: ReplicaId,
+        /// Everything up to here is committed.
+        behind: Lsn,
+    },
     /// No session now: the shard has as many as it can.
     SessionRefused {
         /// As asked.
@@ -197,6 +214,57 @@ pub enum PeerMessage {
     NotHere {
         /// The append.
         token: Token,
+    },
+    /// A learner asks where its log is the same as the member's, and for the member's state.
+    CopyFrom {
+        /// Names the copy; the learner's own.
+        copy: u64,
+        /// The state must cover this place.
+        behind: Lsn,
+        /// The last place of each leaf epoch in the learner's log, ascending.
+        runs: Vec<LogEnd>,
+    },
+    /// The answer: the learner's log is the member's up to `same`.
+    CopyState {
+        /// As asked.
+        copy: u64,
+        /// The last place that both logs have, with the same epoch; 0 if there is none.
+        same: Lsn,
+        /// The place that the state covers.
+        upto: Lsn,
+        /// The next piece of the member's state there, as in its checkpoints.
+        piece: Bytes,
+        /// Whether no piece follows.
+        whole: bool,
+    },
+    /// Send me the records of `color` from `from` up to, and without, `upto`.
+    CopyRead {
+        /// As in [`PeerMessage::CopyFrom`].
+        copy: u64,
+        /// The log.
+        color: Color,
+        /// Inclusive.
+        from: SeqNum,
+        /// Exclusive.
+        upto: SeqNum,
+    },
+    /// Records: all that there are of `color` from where was asked up to, and without, `covered`.
+    Copied {
+        /// As asked.
+        copy: u64,
+        /// The log.
+        color: Color,
+        /// In order.
+        records: Vec<(SeqNum, Record)>,
+        /// Exclusive.
+        covered: SeqNum,
+    },
+    /// The member cannot send what was asked for.
+    CannotCopy {
+        /// As asked.
+        copy: u64,
+        /// Why.
+        why: String,
     },
 }
 

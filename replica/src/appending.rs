@@ -13,6 +13,10 @@ use crate::session::{Lookup, Slot, SlotState};
 
 impl Replica {
     pub(crate) fn on_append(&mut self, from: ConnId, request: &AppendRequest, out: &mut Vec<Output>) {
+        // What it knows of sessions is of another time.
+        if self.learning.is_some() {
+            return;
+        }
         let (commit, persisted) = (self.log.commit(), self.log.persisted());
         let member = self.id;
         let mut settled = Vec::new();
@@ -73,6 +77,9 @@ impl Replica {
             self.follow(append.color(), out);
             self.persist(Persist::Stage(append), out);
         }
+        if !self.blocked.is_empty() {
+            self.unblock(out);
+        }
         if let Some(view) = self.log.view().filter(|_| !settled.is_empty()) {
             let answer = Appended { members: vec![member], view: view.clone(), settled: true, runs: settled };
             out.push(Output::Answer { to: from, answer: Answer::Appended(answer) });
@@ -108,13 +115,7 @@ impl Replica {
 
     pub(crate) fn on_peer(&mut self, from: ReplicaId, message: PeerMessage, out: &mut Vec<Output>) {
         match message {
-            PeerMessage::Pull { token } => {
-                let state = self.sessions.get(&token.session).and_then(|s| s.get(token.seq)).map(|slot| slot.state);
-                out.push(match state {
-                    Some(SlotState::Staged) => Output::FetchStaged { token, to: from },
-                    _ => Output::ToPeer { to: from, message: PeerMessage::NotHere { token } },
-                });
-            }
+            PeerMessage::Pull { token } => self.on_pull(from, token, out),
             PeerMessage::Pulled(append) => {
                 let token = append.token();
                 // A pull ignores the client's low mark: the record is staged elsewhere and will be numbered.
@@ -125,10 +126,11 @@ impl Replica {
                     self.staged_tokens += 1;
                     self.staged_bytes += append.encoded_len() as u64;
                     self.persist(Persist::Stage(append), out);
+                    self.unblock(out);
                 }
             }
-            // The leaf asks again if it still matters.
-            PeerMessage::NotHere { .. } => {}
+            PeerMessage::NotHere { token } => self.on_not_here(from, token, out),
+            other => self.on_copying(from, other, out),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! the store tells them itself.
 
 use bytes::Bytes;
+use flexlog_protocol::media::LogEnd;
 use flexlog_protocol::{Color, Epoch, Lsn, ReplicaId, SeqNum, SessionId, View, ViewNumber};
 use prost::Message;
 use rustc_hash::FxHashMap;
@@ -15,7 +16,7 @@ use crate::message::RestoreError;
 use crate::session::{Session, Slot, SlotState};
 
 /// The version of this format.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 #[derive(Clone, PartialEq, Message)]
 struct StateBytes {
@@ -29,6 +30,9 @@ struct StateBytes {
     sessions: Vec<SessionBytes>,
     #[prost(message, repeated, tag = "5")]
     colors: Vec<ColorBytes>,
+    /// The last place of each leaf epoch, as far back as is remembered: the epoch, the place.
+    #[prost(uint64, repeated, tag = "6")]
+    runs: Vec<u64>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -108,6 +112,7 @@ pub(crate) struct State {
     pub(crate) view: Option<View>,
     pub(crate) sessions: FxHashMap<SessionId, Session>,
     pub(crate) colors: FxHashMap<Color, ColorState>,
+    pub(crate) runs: Vec<LogEnd>,
 }
 
 /// The state as of the log's commit.
@@ -128,7 +133,10 @@ pub(crate) fn encode(
     sessions.sort_unstable_by_key(|session| session.lsn);
     let mut colors: Vec<ColorBytes> = colors.iter().map(|(color, state)| color_bytes(*color, state)).collect();
     colors.sort_unstable_by_key(|color| color.color);
-    StateBytes { version: VERSION, last_epoch: log.commit_epoch().0, view, sessions, colors }.encode_to_vec().into()
+    let runs = log.committed_runs().into_iter().flat_map(|(epoch, last)| [u64::from(epoch.0), last.0]).collect();
+    StateBytes { version: VERSION, last_epoch: log.commit_epoch().0, view, sessions, colors, runs }
+        .encode_to_vec()
+        .into()
 }
 
 fn session_bytes(id: SessionId, session: &Session, commit: Lsn) -> SessionBytes {
@@ -218,7 +226,12 @@ pub(crate) fn decode(upto: Lsn, bytes: &[u8]) -> Result<State, RestoreError> {
         number: ViewNumber(view.number),
         members: view.members.into_iter().map(ReplicaId).collect(),
     });
-    Ok(State { last: (Epoch(state.last_epoch), upto), view, sessions, colors })
+    let (pairs, odd) = state.runs.as_chunks::<2>();
+    let runs: Vec<LogEnd> = pairs.iter().map(|[epoch, last]| (Epoch(*epoch as u32), Lsn(*last))).collect();
+    if !odd.is_empty() || runs.last().is_some_and(|(_, last)| *last != upto) {
+        return Err(RestoreError("the epochs of its log do not end where its checkpoint does".into()));
+    }
+    Ok(State { last: (Epoch(state.last_epoch), upto), view, sessions, colors, runs })
 }
 
 #[cfg(test)]

@@ -89,6 +89,14 @@ impl ColorState {
         }
     }
 
+    /// The exclusive end of the last epoch with a number of this shard or an end, and whether it is closed.
+    pub(crate) fn end(&self) -> Option<(SeqNum, bool)> {
+        match self {
+            Self::Narrow(state) => state.end(),
+            Self::Wide(state) => state.end(),
+        }
+    }
+
     pub(crate) fn trim_point(&self) -> Option<SeqNum> {
         match self {
             Self::Narrow(state) => state.trim_point(),

@@ -49,11 +49,7 @@ impl Replica {
                     if self.stopped.is_some() {
                         return;
                     }
-                    match self.take_entry(entry, Origin::Leaf) {
-                        Ok(true) => self.persist(Persist::Entry(Arc::clone(entry)), out),
-                        Ok(false) => {}
-                        Err(why) => return self.stop(why, out),
-                    }
+                    self.take_or_wait(entry, out);
                 }
                 self.commit_told = self.commit_told.max(commit);
                 self.commit_upto(commit, out);
@@ -93,6 +89,7 @@ impl Replica {
                 }
             }
             ToMember::Stable(list) => self.on_stable(list, out),
+            ToMember::Learn { from, behind } => self.on_learn(from, behind, out),
             ToMember::SessionRefused { nonce } => {
                 for (to, id) in self.opening.remove(&nonce).unwrap_or_default() {
                     out.push(Output::Answer { to, answer: Answer::Failed { id, why: Failure::TooManySessions } });
@@ -113,6 +110,8 @@ impl Replica {
             _ => {
                 self.sealing = Some(leaf);
                 self.leaf = None;
+                self.learning = None;
+                self.blocked.clear();
                 self.persist(Persist::Fence(leaf), out);
             }
         }
@@ -251,7 +250,7 @@ impl Replica {
     }
 
     /// Applies what the leaf says is committed. It cannot be more than what this member acknowledged.
-    fn commit_upto(&mut self, commit: Lsn, out: &mut Vec<Output>) {
+    pub(crate) fn commit_upto(&mut self, commit: Lsn, out: &mut Vec<Output>) {
         let upto = commit.min(self.log.persisted());
         let mut touched: Vec<Color> = Vec::new();
         while let Some(entry) = self.log.commit_next(upto) {
@@ -259,6 +258,7 @@ impl Replica {
                 return self.stop(format!("entry {}: {error}", entry.lsn), out);
             }
         }
+        self.answer_copies(out);
         touched.sort_unstable();
         touched.dedup();
         for color in touched {
@@ -306,6 +306,7 @@ impl Replica {
                     self.color_mut(assign.color).assign(assign.first, assign.count())?;
                     self.touch(assign.color, touched);
                 }
+                self.tell_given(assigns, out);
             }
             Body::Hole { color, first, count } => {
                 self.color_mut(*color).hole(*first, *count)?;
@@ -315,7 +316,11 @@ impl Replica {
                 self.color_mut(*color).end_epoch(*end, *next)?;
                 self.touch(*color, touched);
             }
-            Body::NewView(_) => {}
+            Body::NewView(view) => {
+                if self.view_before.replace(view.number).is_some_and(|before| before != view.number) || self.outside {
+                    self.tell_settled(view, out);
+                }
+            }
             Body::OpenSession { nonce } => {
                 if let Some(session) = self.nonces.get(nonce).copied().filter(|id| id.lsn <= entry.lsn) {
                     for (to, id) in self.opening.remove(nonce).unwrap_or_default() {
@@ -368,6 +373,7 @@ impl Replica {
     pub(crate) fn on_durable(&mut self, upto: u64, out: &mut Vec<Output>) {
         let mut staged: Vec<Staged> = Vec::new();
         let mut acked = None;
+        let (mut copied, mut checkpointed) = (false, false);
         let mut answers: Vec<(ConnId, Appended)> = Vec::new();
         while self.durable < upto {
             let Some(pending) = self.pending.pop_front() else { break };
@@ -394,7 +400,9 @@ impl Replica {
                         self.report(leaf, out);
                     }
                 }
-                Pending::Checkpoint => {}
+                Pending::Copy => copied = true,
+                Pending::Truncate => {}
+                Pending::Checkpoint => checkpointed = true,
             }
         }
         if !staged.is_empty() {
@@ -405,6 +413,12 @@ impl Replica {
         }
         for (to, appended) in answers {
             out.push(Output::Answer { to, answer: Answer::Appended(appended) });
+        }
+        if copied {
+            self.on_copy_durable(out);
+        }
+        if checkpointed {
+            self.on_checkpoint_durable(out);
         }
     }
 

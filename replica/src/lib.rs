@@ -6,13 +6,14 @@
 //! order and reports back, at once on persistent memory or later on a disk.
 //!
 //! The parts, all private: `replica` (the state, and which part handles what), `appending`, `following` (the leaf and its
-//! log), `reading`, and `searching` (what only the store can tell); and what they rest on: `session` (what a retry is answered), `color` (what a number is), `readers`
+//! log), `learning` (how a replica catches up, and members help it), `reading`, and `searching` (what only the store can tell); and what they rest on: `session` (what a retry is answered), `color` (what a number is), `readers`
 //! (who waits for what), `log` (the member's copy of the shard log) and `checkpoint` (the state as bytes).
 
 mod appending;
 mod checkpoint;
 mod color;
 mod following;
+mod learning;
 mod log;
 mod message;
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use flexlog_protocol::media::LogEnd;
 use flexlog_protocol::{Body, Color, Entry, Epoch, Lsn, SeqNum, View};
 
 /// Why a member cannot follow its leaf any further. Only a broken peer or store leads here.
@@ -28,11 +29,48 @@ pub(crate) struct ShardLog {
     open_trims: usize,
     /// The view in force at commit.
     view: Option<View>,
+    /// The last place of each leaf epoch, ascending, up to `last`.
+    runs: Vec<LogEnd>,
 }
 
+/// The most epochs that are remembered; a log is compared by them with another's.
+const MAX_RUNS: usize = 1024;
+
 impl ShardLog {
-    pub(crate) fn restore(last: (Epoch, Lsn), view: Option<View>) -> Self {
-        Self { last, persisted: last.1, commit: last.1, commit_epoch: last.0, view, ..Self::default() }
+    pub(crate) fn restore(last: (Epoch, Lsn), view: Option<View>, runs: Vec<LogEnd>) -> Self {
+        Self { last, persisted: last.1, commit: last.1, commit_epoch: last.0, view, runs, ..Self::default() }
+    }
+
+    /// The last place of each leaf epoch, as far back as is remembered.
+    pub(crate) fn runs(&self) -> &[LogEnd] {
+        &self.runs
+    }
+
+    /// The same up to commit.
+    pub(crate) fn committed_runs(&self) -> Vec<LogEnd> {
+        cut(&self.runs, self.commit)
+    }
+
+    /// The last committed place that a log with these runs has in common with this one. Each epoch has one leaf, so where
+    /// both have an entry of an epoch they have the same ones up to there.
+    pub(crate) fn same_upto(&self, theirs: &[LogEnd]) -> Lsn {
+        let mine = self.committed_runs();
+        let common = |(epoch, last): &LogEnd| {
+            let (_, here) = mine.iter().find(|(own, _)| own == epoch)?;
+            Some((*last).min(*here))
+        };
+        theirs.iter().filter_map(common).max().unwrap_or_default()
+    }
+
+    /// Takes back the entries above `upto`, which is not below commit, and returns them.
+    pub(crate) fn truncate(&mut self, upto: Lsn) -> Vec<Arc<Entry>> {
+        let stay = self.open.partition_point(|entry| entry.lsn <= upto);
+        let gone: Vec<_> = self.open.drain(stay..).collect();
+        self.runs = cut(&self.runs, upto);
+        self.last = self.open.back().map_or((self.commit_epoch, self.commit), |entry| (entry.epoch, entry.lsn));
+        self.persisted = self.persisted.min(self.last.1);
+        self.open_trims = self.open.iter().filter(|entry| matches!(entry.body, Body::Trim { .. })).count();
+        gone
     }
 
     /// The epoch and place of the last entry.
@@ -104,6 +142,13 @@ impl ShardLog {
             return Err(LogError::EpochBack { lsn: entry.lsn, epoch: entry.epoch, last: epoch });
         }
         self.last = (entry.epoch, entry.lsn);
+        match self.runs.last_mut() {
+            Some((run, last)) if *run == entry.epoch => *last = entry.lsn,
+            _ => self.runs.push(self.last),
+        }
+        if self.runs.len() > MAX_RUNS {
+            self.runs.remove(0);
+        }
         self.open.push_back(Arc::clone(entry));
         self.open_trims += usize::from(matches!(entry.body, Body::Trim { .. }));
         Ok(true)
@@ -125,6 +170,19 @@ impl ShardLog {
         }
         Some(entry)
     }
+}
+
+/// The runs of a log that ends at `upto`.
+fn cut(runs: &[LogEnd], upto: Lsn) -> Vec<LogEnd> {
+    let mut kept = Vec::new();
+    let mut before = Lsn(0);
+    for (epoch, last) in runs {
+        if before < upto {
+            kept.push((*epoch, (*last).min(upto)));
+        }
+        before = *last;
+    }
+    kept
 }
 
 #[cfg(test)]
@@ -174,5 +232,34 @@ mod tests {
         assert_eq!(log.commit_next(Lsn(1)), None);
         assert_eq!(log.view().map(|view| view.number), Some(ViewNumber(1)));
         assert_eq!(log.view_at(Lsn(2)).map(|view| view.number), Some(ViewNumber(2)));
+    }
+    #[test]
+    fn logs_are_the_same_as_far_as_their_epochs_are() {
+        let mut log = ShardLog::default();
+        for (epoch, lsn) in [(1, 1), (1, 2), (1, 3), (3, 4), (3, 5)] {
+            log.append(&entry(epoch, lsn)).unwrap();
+        }
+        log.persisted_upto(Lsn(5));
+        assert_eq!(log.runs(), [(Epoch(1), Lsn(3)), (Epoch(3), Lsn(5))]);
+        assert_eq!(log.same_upto(&[(Epoch(1), Lsn(2))]), Lsn(0), "nothing is committed");
+        while log.commit_next(Lsn(4)).is_some() {}
+        for (theirs, same) in [
+            (vec![], 0),
+            (vec![(1, 2)], 2),
+            (vec![(1, 3), (2, 9)], 3),
+            (vec![(1, 3), (3, 4)], 4),
+            (vec![(1, 3), (3, 7)], 4),
+            (vec![(2, 4)], 0),
+        ] {
+            let theirs: Vec<LogEnd> = theirs.into_iter().map(|(epoch, lsn)| (Epoch(epoch), Lsn(lsn))).collect();
+            assert_eq!(log.same_upto(&theirs), Lsn(same), "{theirs:?}");
+        }
+        assert_eq!(log.truncate(Lsn(4)).iter().map(|entry| entry.lsn.0).collect::<Vec<_>>(), [5]);
+        assert_eq!(
+            (log.last(), log.persisted(), log.runs().last()),
+            ((Epoch(3), Lsn(4)), Lsn(4), Some(&(Epoch(3), Lsn(4))))
+        );
+        assert_eq!(log.append(&entry(4, 5)), Ok(true));
+        assert_eq!(log.runs(), [(Epoch(1), Lsn(3)), (Epoch(3), Lsn(4)), (Epoch(4), Lsn(5))]);
     }
 }

@@ -52,8 +52,12 @@ pub enum Input {
         /// How many.
         upto: u64,
     },
+    /// The process of another replica is another one than before, or something that was said to it is lost.
+    PeerReplaced(ReplicaId),
     /// The store had no room for this append: nothing of it is there. Its [`Output::Persist`] counts as done.
     StageRefused(Token),
+    /// The store had no room for a [`Persist::Copy`]: nothing of it is there, and it counts as done.
+    CopyRefused,
     /// A checkpoint would be of use.
     CheckpointWanted,
     /// The store failed and takes nothing any more.
@@ -78,6 +82,22 @@ pub enum Persist {
     Entry(Arc<Entry>),
     /// The promise to follow this incarnation and no older one.
     Fence(Incarnation),
+    /// Records that are settled elsewhere, with the numbers from `first` on.
+    Copy {
+        /// The log.
+        color: Color,
+        /// The first number.
+        first: SeqNum,
+        /// The records, in order.
+        records: Vec<Record>,
+    },
+    /// These entries, all that are above `upto`, are taken back.
+    Truncate {
+        /// The last place that stays.
+        upto: Lsn,
+        /// What goes, in order.
+        entries: Vec<Arc<Entry>>,
+    },
     /// The member's state as of this place.
     Checkpoint {
         /// The place.

@@ -20,6 +20,11 @@ const DELIVERY_RECORDS: usize = 4096;
 impl Replica {
     pub(crate) fn on_request(&mut self, now: Time, from: ConnId, request: Request, out: &mut Vec<Output>) {
         let mut fail = |id, why| out.push(Output::Answer { to: from, answer: Answer::Failed { id, why } });
+        if self.outside
+            && let Some(id) = request.awaited()
+        {
+            return fail(id, Failure::NotReady(format!("replica {} catches up with its shard", self.id)));
+        }
         match request {
             Request::OpenSession { id, shard, .. } if shard != self.shard => fail(id, Failure::NoSuchShard(shard)),
             Request::OpenSession { id, nonce, .. } => self.on_open_session(from, id, nonce, out),
@@ -261,6 +266,12 @@ impl Replica {
     ) {
         match (self.fetches.remove(&fetch.0), result) {
             (None, _) => {}
+            (Some(FetchFor::Copy { to, copy, color, upto }), result) => {
+                self.on_copy_fetched(to, copy, color, upto, result, out);
+            }
+            (Some(FetchFor::Pull { to, token, color, records }), result) => {
+                Self::on_pull_fetched(to, token, color, records, result, out);
+            }
             (Some(FetchFor::Ask { ask, number, .. }), Err(_)) if self.trim_is_coming(ask.color, number) => {
                 self.readers.wait(ask);
             }

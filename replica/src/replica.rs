@@ -6,13 +6,16 @@ use std::sync::Arc;
 use flexlog_protocol::api::RequestId;
 use flexlog_protocol::media::Recovered;
 use flexlog_protocol::peer::{Of, Staged, ToLeaf};
-use flexlog_protocol::{Color, Incarnation, Lsn, ReplicaId, SeqNum, SessionId, ShardId, Time, Token, limits};
+use flexlog_protocol::{
+    Color, Entry, Incarnation, Lsn, ReplicaId, SeqNum, SessionId, ShardId, Time, Token, ViewNumber, limits,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 use uuid::Uuid;
 
 use crate::checkpoint;
 use crate::color::ColorState;
 use crate::following::Origin;
+use crate::learning::{CopyAsk, Learning};
 use crate::log::ShardLog;
 use crate::message::{ConnId, Input, Output, Persist, RestoreError, Summary};
 use crate::readers::{Ask, Readers};
@@ -24,6 +27,8 @@ pub(crate) enum Pending {
     Stage(Token),
     Entry(Lsn),
     Fence(Incarnation),
+    Copy,
+    Truncate,
     Checkpoint,
 }
 
@@ -44,6 +49,20 @@ pub(crate) enum FetchFor {
         from: ConnId,
         id: RequestId,
         upto: SeqNum,
+    },
+    /// For a learner.
+    Copy {
+        to: ReplicaId,
+        copy: u64,
+        color: Color,
+        upto: SeqNum,
+    },
+    /// For a member that lacks an append which is numbered here.
+    Pull {
+        to: ReplicaId,
+        token: Token,
+        color: Color,
+        records: u32,
     },
 }
 
@@ -82,6 +101,18 @@ pub struct Replica {
     pub(crate) max_staged_bytes: u64,
     pub(crate) staged_tokens: usize,
     pub(crate) stopped: Option<String>,
+    /// It is no member as far as it knows, and serves nobody.
+    pub(crate) outside: bool,
+    /// The number of the view that was in force before the next `NewView`.
+    pub(crate) view_before: Option<ViewNumber>,
+    pub(crate) learning: Option<Learning>,
+    pub(crate) next_copy: u64,
+    /// Learners that wait until this member knows enough to be committed.
+    pub(crate) copy_asks: Vec<CopyAsk>,
+    /// Entries that wait for records, the first of them or one before it.
+    pub(crate) blocked: VecDeque<Arc<Entry>>,
+    /// Appends that another member got from here and that are not committed yet.
+    pub(crate) gave: FxHashSet<Token>,
 }
 
 impl Replica {
@@ -94,12 +125,13 @@ impl Replica {
             Some((upto, bytes)) => checkpoint::decode(*upto, bytes)?,
             None => checkpoint::State::default(),
         };
+        let view_before = state.view.as_ref().map(|view| view.number);
         let mut replica = Self {
             id,
             shard,
             sealing: recovered.fence,
             leaf: None,
-            log: ShardLog::restore(state.last, state.view),
+            log: ShardLog::restore(state.last, state.view, state.runs),
             nonces: state.sessions.iter().map(|(id, session)| (session.nonce, *id)).collect(),
             sessions: state.sessions,
             connections: FxHashMap::default(),
@@ -118,6 +150,13 @@ impl Replica {
             max_staged_bytes: limits::MAX_STAGED_BYTES,
             staged_tokens: 0,
             stopped: None,
+            outside: false,
+            view_before,
+            learning: None,
+            next_copy: 0,
+            copy_asks: Vec::new(),
+            blocked: VecDeque::new(),
+            gave: FxHashSet::default(),
         };
         let mut out = Vec::new();
         for (color, state) in &replica.colors {
@@ -214,6 +253,8 @@ impl Replica {
             Input::Peer { from, message } => self.on_peer(from, message, out),
             Input::Durable { upto } => self.on_durable(upto, out),
             Input::StageRefused(token) => self.on_stage_refused(token, out),
+            Input::PeerReplaced(peer) => self.on_peer_replaced(peer, out),
+            Input::CopyRefused => self.on_copy_refused(),
             Input::CheckpointWanted => self.on_checkpoint_wanted(out),
             Input::StoreFailed(why) => self.stop(why, out),
             Input::Fetched { fetch, result } => self.on_fetched(fetch, result, out),
@@ -244,6 +285,8 @@ impl Replica {
             Persist::Stage(append) => Pending::Stage(append.token()),
             Persist::Entry(entry) => Pending::Entry(entry.lsn),
             Persist::Fence(incarnation) => Pending::Fence(*incarnation),
+            Persist::Copy { .. } => Pending::Copy,
+            Persist::Truncate { .. } => Pending::Truncate,
             Persist::Checkpoint { .. } => Pending::Checkpoint,
         });
         out.push(Output::Persist(what));

@@ -20,11 +20,12 @@
 //! tokens wait without a number and trims without an entry, and sessions are neither opened nor closed by their clients.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use flexlog_protocol::limits::MAX_SESSIONS;
 use flexlog_protocol::peer::{ColorEnd, FromParent, Of, Range, SealReport, Staged, ToLeaf, ToMember, ToParent};
 use flexlog_protocol::{
-    Assign, Body, Color, Epoch, Incarnation, Lsn, ReplicaId, SeqNum, SessionId, ShardId, Time, Token, View,
+    Assign, Body, Color, Entry, Epoch, Incarnation, Lsn, ReplicaId, SeqNum, SessionId, ShardId, Time, Token, View,
 };
 use rustc_hash::FxHashMap;
 use uuid::Uuid;
@@ -35,8 +36,16 @@ use crate::recovery::{Recovered, StopReason, push_range, recover};
 use crate::tails::Tails;
 use crate::tokens::Tokens;
 
+mod changing;
+mod views;
+
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod view_tests;
+
+pub use views::ViewOutcome;
+use views::Views;
 
 /// What a leaf is given.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -50,6 +59,12 @@ pub enum Input {
     },
     /// A message from the position that this incarnation is the leaf of.
     Parent(FromParent),
+    /// A replica of the shard that is no member is within reach.
+    Present(ReplicaId),
+    /// The process of a replica is another one than before, or something that was said to it is lost.
+    Lost(ReplicaId),
+    /// What became of the last [`Output::ChangeView`].
+    View(ViewOutcome),
     /// [`Leaf::next_deadline`] has come.
     Tick,
 }
@@ -66,6 +81,14 @@ pub enum Output {
     },
     /// Send this to the parent.
     Parent(ToParent),
+    /// Change the shard's view in metadata, if it is `from` and this incarnation still holds the position; read it back
+    /// until it is known. [`Input::View`] answers.
+    ChangeView {
+        /// The view that metadata has.
+        from: View,
+        /// The one that it shall have.
+        to: View,
+    },
     /// The shard's log is recovered and on all members; the leaf serves from here on.
     Serving,
     /// The leaf cannot lead its shard and does nothing from here on.
@@ -89,6 +112,8 @@ pub struct Status {
     pub pending: usize,
     /// Messages and reports that changed nothing: of another incarnation, of no open session, out of turn.
     pub ignored: u64,
+    /// The replica that is being taken into the view.
+    pub learner: Option<ReplicaId>,
 }
 
 /// One shard's leaf, in one incarnation: it makes numbers facts by leading the shard's log. [`Leaf::start`] once, then
@@ -96,7 +121,8 @@ pub struct Status {
 #[derive(Debug)]
 pub struct Leaf {
     me: Incarnation,
-    view: View,
+    views: Views,
+    now: Time,
     phase: Phase,
     log: ShardLog,
     tokens: Tokens,
@@ -118,7 +144,7 @@ pub struct Leaf {
 
 #[derive(Debug)]
 enum Phase {
-    /// The reports so far, by the members' place in the view, and what sealed members said after theirs.
+    /// The reports so far, by the members' places, and what sealed members said after theirs.
     Sealing {
         reports: Vec<Option<SealReport>>,
         early: Vec<(usize, ToLeaf)>,
@@ -184,9 +210,10 @@ impl Leaf {
         Self {
             me,
             phase: Phase::Sealing { reports: vec![None; members], early: Vec::new() },
-            log: ShardLog::new(me.epoch, Lsn(0), vec![Lsn(0); members], Vec::new()),
+            now: Time::default(),
+            log: ShardLog::new(me.epoch, Lsn(0), vec![Lsn(0); members], MemberSet::first(members), Vec::new()),
             tokens: Tokens::new(shard, MemberSet::first(members)),
-            view,
+            views: Views::new(view),
             colors: FxHashMap::default(),
             ready: Vec::new(),
             trims: BTreeMap::new(),
@@ -199,27 +226,43 @@ impl Leaf {
         }
     }
 
+    /// The same, but members that make no progress for `timeout_micros` are dropped from the view, as long as it keeps
+    /// `min_view` of them, and replicas that are within reach are taken in. Without this the view stays as it is.
+    #[must_use]
+    pub fn with_views(mut self, min_view: u32, timeout_micros: u64) -> Self {
+        self.views.may_change(min_view, timeout_micros);
+        self
+    }
+
     /// Seals the members.
-    pub fn start(&mut self, out: &mut Vec<Output>) {
-        let members = self.view.members.len();
+    pub fn start(&mut self, now: Time, out: &mut Vec<Output>) {
+        self.now = now;
+        let members = self.views.view().members.len();
         if members == 0 || members > MAX_MEMBERS {
             return self.stop(StopReason::ViewSize(members), out);
         }
         self.to_all(&ToMember::Seal, out);
+        self.views.watch(now);
     }
 
     /// Takes one input. Adds to `out` what cannot wait for [`Leaf::flush`].
     pub fn handle(&mut self, now: Time, input: Input, out: &mut Vec<Output>) {
+        self.now = now;
+        if self.views.is_frozen() && may_write(&input) {
+            return self.views.hold(input);
+        }
         match (&mut self.phase, input) {
             (Phase::Stopped, _) => self.ignored += 1,
-            (_, Input::Member { from, message }) => match self.view.index_of(from) {
+            (_, Input::Member { from, message }) => match self.views.place_of(from) {
                 Some(member) if message.leaf == self.me => self.member_says(now, member, message.message, out),
                 _ => self.ignored += 1,
             },
+            (_, Input::Present(replica)) => self.views.present(now, replica),
+            (_, Input::Lost(replica)) => self.lost_touch(now, replica, out),
+            (_, Input::View(outcome)) => self.view_decided(now, outcome, out),
             (_, Input::Parent(FromParent::Seal { by })) => self.sealed_by(by, out),
             (Phase::Serving, Input::Parent(message)) => self.parent_says(message, out),
             (_, Input::Parent(_)) => self.ignored += 1,
-            (Phase::Sealing { .. }, Input::Tick) => {}
             (_, Input::Tick) => self.tick(now, out),
         }
     }
@@ -229,7 +272,9 @@ impl Leaf {
         if matches!(self.phase, Phase::Sealing { .. } | Phase::Stopped) {
             return;
         }
-        self.write_trims();
+        if !self.views.is_frozen() {
+            self.write_trims();
+        }
         if let Some((entries, commit)) = self.log.take_unsent() {
             self.to_all(&ToMember::Entries { entries, commit }, out);
         }
@@ -254,14 +299,29 @@ impl Leaf {
             }
         }
         self.tokens.forget_done();
+        self.take_in(out);
+        if self.is_waiting() {
+            self.views.watch(self.now);
+        }
+    }
+
+    /// Whether some member or learner may owe something.
+    fn is_waiting(&self) -> bool {
+        self.log.last() > self.log.commit()
+            || self.tokens.is_late()
+            || self.tails.to_confirm().is_some()
+            || self.views.awaits()
     }
 
     /// When to call with [`Input::Tick`], if no input comes before; right after a flush. `None`: not at all.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
         match self.phase {
-            Phase::Sealing { .. } | Phase::Stopped => None,
-            Phase::Recovering { .. } | Phase::Serving => self.tokens.next_deadline(),
+            Phase::Stopped => None,
+            Phase::Sealing { .. } => self.views.look_at(),
+            Phase::Recovering { .. } | Phase::Serving => {
+                self.tokens.next_deadline().into_iter().chain(self.views.look_at()).min()
+            }
         }
     }
 
@@ -281,7 +341,14 @@ impl Leaf {
             sessions: self.tokens.sessions(),
             pending: self.tokens.pending(),
             ignored: self.ignored,
+            learner: self.views.learner.as_ref().map(|learner| self.views.id(learner.place)),
         }
+    }
+
+    /// The view of the last change known to be applied.
+    #[must_use]
+    pub fn view(&self) -> &View {
+        self.views.view()
     }
 
     // ---- members ----
@@ -299,7 +366,9 @@ impl Leaf {
             return;
         }
         match message {
-            ToLeaf::Sealed(_) => self.ignored += 1,
+            ToLeaf::Sealed(report) => self.sealed_again(now, member, &report, out),
+            ToLeaf::Learning => self.views.heard(now, member),
+            ToLeaf::Learned { upto } => self.learned(now, member, upto, out),
             ToLeaf::Persisted(reports) => self.persisted(now, member, &reports, out),
             ToLeaf::Acked(lsn) => self.acked(member, lsn, out),
             ToLeaf::OpenSession { nonce } => self.open_session(now, member, nonce, out),
@@ -309,32 +378,29 @@ impl Leaf {
                 if color.is_wide() {
                     self.color(color); // It is followed from now on.
                 }
-                self.tails.ask(self.view.members[member], ask, color);
+                self.tails.ask(self.views.id(member), ask, color);
             }
             ToLeaf::Confirmed { round } => {
-                for (to, message) in self.tails.confirmed(member, round, self.in_force()) {
+                self.views.heard(self.now, member);
+                for (to, message) in self.tails.confirmed(member, round, self.views.in_force()) {
                     self.to(to, message, out);
                 }
             }
         }
     }
 
-    /// The members that completion, commit and confirmation need: those of every view in force. There is one view, and
-    /// [`ShardLog`] and [`Tokens`] were given its members when they were made; a change of view has to tell them.
-    fn in_force(&self) -> MemberSet {
-        MemberSet::first(self.view.members.len())
-    }
-
     /// With the last report: takes the longest log, gives the others what they lack of it, and begins to write.
     fn recover_if_sealed(&mut self, now: Time, out: &mut Vec<Output>) {
         let Phase::Sealing { reports, early } = &mut self.phase else { return };
-        if reports.iter().any(Option::is_none) {
+        let members = self.views.members();
+        // While a change is in doubt it is not known who these are.
+        if self.views.changes() || members.iter().any(|member| reports[member].is_none()) {
             return;
         }
-        let reports = std::mem::take(reports).into_iter().flatten().collect();
+        let reports: Vec<SealReport> = members.iter().filter_map(|member| reports[member].take()).collect();
         let early = std::mem::take(early);
         let Recovered { last, acked, above, colors, sessions, staged } =
-            match recover(self.me.epoch, &self.view, reports) {
+            match recover(self.me.epoch, self.views.view(), reports) {
                 Ok(recovered) => recovered,
                 Err(reason) => return self.stop(reason, out),
             };
@@ -342,15 +408,18 @@ impl Leaf {
         for id in sessions {
             self.tokens.open(now, id, None);
         }
-        self.log = ShardLog::new(self.me.epoch, last, acked.clone(), above.clone());
-        for (member, acked) in acked.into_iter().enumerate() {
+        let mut places = vec![Lsn::default(); self.views.places()];
+        members.iter().zip(&acked).for_each(|(member, acked)| places[member] = *acked);
+        self.log = ShardLog::new(self.me.epoch, last, places, members, above.clone());
+        self.tokens.need(members);
+        for (member, acked) in members.iter().zip(acked) {
             let entries: Vec<_> = above.iter().filter(|entry| entry.lsn > acked).cloned().collect();
             if !entries.is_empty() {
                 let commit = self.log.commit();
-                self.to(self.view.members[member], ToMember::Entries { entries, commit }, out);
+                self.to_place(member, ToMember::Entries { entries, commit }, out);
             }
         }
-        let new_view = self.log.append(Body::NewView(self.view.clone()));
+        let new_view = self.log.append(Body::NewView(self.views.view().clone()));
         self.phase = Phase::Recovering { new_view };
         for ColorEnd { color, end, closed, stable, own } in colors {
             let state = self.color(color);
@@ -361,7 +430,7 @@ impl Leaf {
                 **wide = Wide { stable, own, settled };
             }
         }
-        for (member, staged) in staged.into_iter().enumerate() {
+        for (member, staged) in members.iter().zip(staged) {
             self.persisted(now, member, &staged, out);
         }
         for (member, message) in early {
@@ -370,10 +439,16 @@ impl Leaf {
     }
 
     fn acked(&mut self, member: usize, lsn: Lsn, out: &mut Vec<Output>) {
-        let Some(committed) = self.log.acked(member, lsn) else {
-            self.ignored += 1;
-            return;
-        };
+        match self.log.acked(member, lsn) {
+            Some(committed) => {
+                self.views.heard(self.now, member);
+                self.committed(committed, out);
+            }
+            None => self.ignored += 1,
+        }
+    }
+
+    fn committed(&mut self, committed: Vec<Arc<Entry>>, out: &mut Vec<Output>) {
         for entry in committed {
             if let Body::Assign(runs) = &entry.body {
                 runs.iter().for_each(|run| self.tokens.forget(run));
@@ -405,7 +480,7 @@ impl Leaf {
             self.close_session(spare);
         }
         if self.log.is_full() || (!known && self.tokens.sessions() >= MAX_SESSIONS) {
-            return self.to(self.view.members[member], ToMember::SessionRefused { nonce }, out);
+            return self.to(self.views.id(member), ToMember::SessionRefused { nonce }, out);
         }
         let lsn = self.log.append(Body::OpenSession { nonce });
         if !known {
@@ -438,12 +513,21 @@ impl Leaf {
     }
 
     fn tick(&mut self, now: Time, out: &mut Vec<Output>) {
+        if self.views.looks(now) {
+            self.look(now, out);
+        }
+        if matches!(self.phase, Phase::Sealing { .. }) {
+            return;
+        }
         for late in self.tokens.take_late(now) {
             let Some(source) = late.have.iter().next() else { continue };
-            let from = self.view.members[source];
+            let from = self.views.id(source);
             for member in late.lacking.iter() {
-                self.to(self.view.members[member], ToMember::Complete { token: late.token, from }, out);
+                self.to_place(member, ToMember::Complete { token: late.token, from }, out);
             }
+        }
+        if self.views.is_frozen() {
+            return;
         }
         for session in self.tokens.close_idle(now) {
             self.log.append(Body::CloseSession(session));
@@ -453,12 +537,17 @@ impl Leaf {
     // ---- numbers ----
 
     fn persisted(&mut self, now: Time, member: usize, reports: &[Staged], out: &mut Vec<Output>) {
+        self.views.heard(now, member);
         let (mut complete, mut conflicts) = (Vec::new(), Vec::new());
         self.ignored += self.tokens.report(now, member, reports, &mut complete, &mut conflicts);
         for token in conflicts {
-            self.to(self.view.members[member], ToMember::Conflict { token }, out);
+            self.to(self.views.id(member), ToMember::Conflict { token }, out);
         }
-        let mut complete = complete.as_slice();
+        self.completed(&complete);
+    }
+
+    /// These tokens may be given numbers.
+    fn completed(&mut self, mut complete: &[Staged]) {
         while let Some(first) = complete.first() {
             let run = complete.iter().take_while(|staged| staged.color == first.color).count();
             let state = state_of(&mut self.colors, first.color);
@@ -473,7 +562,7 @@ impl Leaf {
     /// Asks for numbers for all complete tokens, one request a color. (The count fits: members hold far fewer records
     /// staged than an epoch has numbers.)
     fn order(&mut self, out: &mut Vec<Output>) {
-        if self.log.is_full() {
+        if self.log.is_full() || self.views.is_frozen() {
             return;
         }
         for color in std::mem::take(&mut self.ready) {
@@ -634,13 +723,29 @@ impl Leaf {
         out.push(Output::Member { to, message: Of { leaf: self.me, message } });
     }
 
+    fn to_place(&self, place: usize, message: ToMember, out: &mut Vec<Output>) {
+        self.to(self.views.id(place), message, out);
+    }
+
+    /// To all who are sent every entry.
     fn to_all(&self, message: &ToMember, out: &mut Vec<Output>) {
-        self.view.members.iter().for_each(|member| self.to(*member, message.clone(), out));
+        self.views.audience().iter().for_each(|place| self.to_place(place, message.clone(), out));
     }
 
     fn stop(&mut self, reason: StopReason, out: &mut Vec<Output>) {
         self.phase = Phase::Stopped;
         out.push(Output::Stopped(reason));
+    }
+}
+
+/// Whether the input may have the leaf write an entry, or tell its parent what it has not written yet.
+fn may_write(input: &Input) -> bool {
+    match input {
+        Input::Parent(_) => true,
+        Input::Member { message, .. } => {
+            matches!(message.message, ToLeaf::OpenSession { .. } | ToLeaf::CloseSession { .. } | ToLeaf::Trim { .. })
+        }
+        Input::Present(_) | Input::Lost(_) | Input::View(_) | Input::Tick => false,
     }
 }
 

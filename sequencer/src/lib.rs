@@ -14,7 +14,7 @@ mod tails;
 mod tokens;
 pub mod tree;
 
-pub use leaf::{Input, Leaf, Output, Status};
+pub use leaf::{Input, Leaf, Output, Status, ViewOutcome};
 pub use log::{MAX_RUNS_PER_ENTRY, MAX_UNCOMMITTED_ENTRIES};
 pub use members::MAX_MEMBERS;
 pub use recovery::StopReason;

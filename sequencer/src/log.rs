@@ -1,8 +1,8 @@
 //! The shard log as its leaf holds it: what it has written, what each member has, what is committed.
 //!
 //! It relies on each member's stream: what is sent arrives, once and in order, as long as the incarnation lives, so
-//! nothing is ever sent twice. It promises places without gaps, and a commit that never passes what *every* member has
-//! acknowledged. Numbers given within one batch share one `Assign` entry, which closes at the flush, or before the next
+//! nothing is ever sent twice. It promises places without gaps, and a commit that never passes what *every* member of the
+//! views in force has acknowledged. Numbers given within one batch share one `Assign` entry, which closes at the flush, or before the next
 //! entry of another kind, so that the log has everything in the order in which it was decided.
 
 use std::collections::VecDeque;
@@ -11,8 +11,12 @@ use std::sync::Arc;
 use flexlog_protocol::entry::push_assign;
 use flexlog_protocol::{Assign, Body, Color, Entry, Epoch, Lsn, SeqNum};
 
+use crate::members::MemberSet;
+
 /// The most runs of numbers in one `Assign` entry.
 pub const MAX_RUNS_PER_ENTRY: usize = 4096;
+/// The most committed entries that are kept for a replica that is being taken in; with more it copies again.
+const MAX_KEPT_ENTRIES: usize = 1 << 16;
 /// The most entries that wait for their commit before the leaf stops asking for numbers.
 pub const MAX_UNCOMMITTED_ENTRIES: usize = 1024;
 
@@ -21,8 +25,12 @@ pub(crate) struct ShardLog {
     epoch: Epoch,
     last: Lsn,
     commit: Lsn,
-    /// What each member has acknowledged, by its place in the view.
+    /// What each member has acknowledged, by its place.
     acked: Vec<Lsn>,
+    /// The members that an entry needs to commit.
+    needed: MemberSet,
+    /// Committed entries that are kept for a replica that copies what is before them: those above this place.
+    kept: Option<(Lsn, VecDeque<Arc<Entry>>)>,
     /// The `Assign` entry that is still growing; it has no place yet.
     runs: Vec<Assign>,
     /// Written since the last flush.
@@ -38,13 +46,16 @@ pub(crate) struct ShardLog {
 impl ShardLog {
     /// The log of the leaf incarnation `epoch`, which goes on after `last`.
     ///
-    /// `acked` is what each member has, `above` are the recovered entries above the least of it.
-    pub(crate) fn new(epoch: Epoch, last: Lsn, acked: Vec<Lsn>, above: Vec<Arc<Entry>>) -> Self {
-        let commit = acked.iter().min().copied().unwrap_or_default();
+    /// `acked` is what each member has, `above` are the recovered entries above the least of what those have that are
+    /// `needed`.
+    pub(crate) fn new(epoch: Epoch, last: Lsn, acked: Vec<Lsn>, needed: MemberSet, above: Vec<Arc<Entry>>) -> Self {
+        let commit = needed.iter().map(|member| acked[member]).min().unwrap_or_default();
         Self {
             epoch,
             last,
             commit,
+            needed,
+            kept: None,
             acked,
             runs: Vec::new(),
             unsent: Vec::new(),
@@ -105,12 +116,76 @@ impl ShardLog {
             return None;
         }
         self.acked[member] = lsn;
-        // It never goes back: none of those that it is the least of does.
-        self.commit = self.acked.iter().min().copied().unwrap_or_default();
+        Some(self.advance())
+    }
+
+    fn advance(&mut self) -> Vec<Arc<Entry>> {
+        let least = self.needed.iter().map(|member| self.acked[member]).min().unwrap_or_default();
+        self.commit = self.commit.max(least);
         let passed = self.uncommitted.partition_point(|entry| entry.lsn <= self.commit);
         let passed: Vec<_> = self.uncommitted.drain(..passed).collect();
         passed.iter().for_each(|entry| self.settle(entry));
-        Some(passed)
+        if let Some((_, kept)) = &mut self.kept {
+            kept.extend(passed.iter().cloned());
+            if kept.len() > MAX_KEPT_ENTRIES {
+                self.kept = None;
+            }
+        }
+        passed
+    }
+
+    /// From now on entries need these members. Returns the entries that commit by it.
+    pub(crate) fn need(&mut self, members: MemberSet) -> Vec<Arc<Entry>> {
+        self.needed = members;
+        self.advance()
+    }
+
+    /// What a member or a learner has acknowledged.
+    pub(crate) fn acked_by(&self, member: usize) -> Lsn {
+        self.acked.get(member).copied().unwrap_or_default()
+    }
+
+    /// A replica with this place has the log up to `lsn`, whatever was known of it before.
+    pub(crate) fn has(&mut self, member: usize, lsn: Lsn) {
+        if self.acked.len() <= member {
+            self.acked.resize(member + 1, Lsn::default());
+        }
+        self.acked[member] = lsn;
+    }
+
+    /// Whether a log that ends with `lsn`, of that epoch, may be a part of this one that has all that is committed.
+    pub(crate) fn covers(&self, epoch: Epoch, lsn: Lsn) -> bool {
+        let here = self.uncommitted.iter().find(|entry| entry.lsn == lsn);
+        lsn >= self.commit && lsn <= self.last && here.is_none_or(|entry| entry.epoch == epoch)
+    }
+
+    /// Keeps what commits from now on; returns the place behind which it is kept.
+    pub(crate) fn keep(&mut self) -> Lsn {
+        self.kept = Some((self.commit, VecDeque::new()));
+        self.commit
+    }
+
+    /// Nobody needs what was kept.
+    pub(crate) fn keep_no_more(&mut self) {
+        self.kept = None;
+    }
+
+    /// Every entry behind `lsn` that was sent to the members; `None` where some are not here any more.
+    pub(crate) fn behind(&self, lsn: Lsn) -> Option<Vec<Arc<Entry>>> {
+        let none = VecDeque::new();
+        let kept = match &self.kept {
+            Some((from, kept)) if *from <= lsn => kept,
+            _ if lsn >= self.commit => &none,
+            _ => return None,
+        };
+        let sent = self.unsent.first().map_or(Lsn(u64::MAX), |entry| entry.lsn);
+        let all = kept.iter().chain(&self.uncommitted);
+        Some(all.filter(|entry| entry.lsn > lsn && entry.lsn < sent).cloned().collect())
+    }
+
+    /// Whether everything written was sent.
+    pub(crate) fn is_sent(&self) -> bool {
+        self.runs.is_empty() && self.unsent.is_empty()
     }
 
     /// Notes what a committed entry settles. Entries of earlier incarnations are recovery's to tell.
@@ -168,7 +243,7 @@ mod tests {
     const RED: Color = Color(1 << 63 | 1);
 
     fn log() -> ShardLog {
-        ShardLog::new(Epoch(3), Lsn(10), vec![Lsn(10); 3], vec![])
+        ShardLog::new(Epoch(3), Lsn(10), vec![Lsn(10); 3], MemberSet::first(3), vec![])
     }
 
     fn run(seq: u64, counter: u32) -> Assign {
@@ -231,7 +306,7 @@ mod tests {
     #[test]
     fn recovered_entries_commit_but_are_not_settled_again() {
         let old = Arc::new(Entry { lsn: Lsn(10), epoch: Epoch(2), body: Body::Assign(vec![run(1, 0)]) });
-        let mut log = ShardLog::new(Epoch(3), Lsn(10), vec![Lsn(9), Lsn(10)], vec![old]);
+        let mut log = ShardLog::new(Epoch(3), Lsn(10), vec![Lsn(9), Lsn(10)], MemberSet::first(2), vec![old]);
         assert_eq!(log.commit(), Lsn(9));
         assert!(log.acked(0, Lsn(10)).is_some());
         assert_eq!((log.commit(), log.take_settled()), (Lsn(10), vec![]));

@@ -1,8 +1,7 @@
-//! Sets of a view's members, by their place in it.
+//! Sets of members, by their place.
 //!
 //! Three rules need *all* members of the views in force: a token's completion, an entry's commit, a tail's
-//! confirmation. While a shard has one view that never changes, that is everyone in it; the leaf says so in one place
-//! (`Leaf::in_force`).
+//! confirmation. A member's place is where this leaf incarnation met it first, and never changes.
 
 /// The most members that a view may have.
 pub const MAX_MEMBERS: usize = 32;
@@ -17,11 +16,36 @@ impl MemberSet {
         Self((0..count.min(MAX_MEMBERS)).fold(0, |bits, member| bits | 1 << member))
     }
 
+    /// This member alone.
+    pub(crate) fn one(member: usize) -> Self {
+        Self(1 << member)
+    }
+
     /// Adds the member and returns whether it was not in the set before.
     pub(crate) fn insert(&mut self, member: usize) -> bool {
         let before = self.0;
         self.0 |= 1 << member;
         self.0 != before
+    }
+
+    /// Whether the member is in it.
+    pub(crate) fn contains(self, member: usize) -> bool {
+        self.0 & 1 << member != 0
+    }
+
+    /// How many members there are.
+    pub(crate) fn count(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
+    /// Those of either.
+    pub(crate) fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Those that are in this set and in `other`.
+    pub(crate) fn within(self, other: Self) -> Self {
+        Self(self.0 & other.0)
     }
 
     pub(crate) fn is_empty(self) -> bool {
@@ -35,7 +59,7 @@ impl MemberSet {
 
     /// The members' places in the view, ascending.
     pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
-        (0..MAX_MEMBERS).filter(move |member| self.0 & 1 << member != 0)
+        (0..MAX_MEMBERS).filter(move |member| self.contains(*member))
     }
 }
 

@@ -51,6 +51,8 @@ pub enum StopReason {
         /// The view's number in the log.
         log: ViewNumber,
     },
+    /// Another process holds the position by now.
+    Deposed,
 }
 
 impl fmt::Display for StopReason {
@@ -84,6 +86,7 @@ impl fmt::Display for StopReason {
                 "the shard log is under view {log}, which is not the metadata's view: the metadata is older than the \
                  log; restore the metadata"
             ),
+            Self::Deposed => f.write_str("another process holds the position now"),
         }
     }
 }

@@ -71,6 +71,25 @@ impl Tails {
         }
         let Some(Round { answers: Some(_), confirmed, .. }) = &mut self.under_way else { return Vec::new() };
         confirmed.insert(member);
+        self.look(all)
+    }
+
+    /// The members whose confirmation is awaited; of none without a round that the owner has answered.
+    pub(crate) fn lacking(&self, all: MemberSet) -> MemberSet {
+        match &self.under_way {
+            Some(Round { answers: Some(_), confirmed, .. }) => all.without(*confirmed),
+            _ => MemberSet::default(),
+        }
+    }
+
+    /// The round that members are to confirm.
+    pub(crate) fn to_confirm(&self) -> Option<u64> {
+        self.under_way.as_ref().filter(|round| round.answers.is_some()).map(|_| self.rounds)
+    }
+
+    /// Ends the round if all of `all` have confirmed it: also where fewer are needed than before.
+    pub(crate) fn look(&mut self, all: MemberSet) -> Vec<(ReplicaId, ToMember)> {
+        let Some(Round { answers: Some(_), confirmed, .. }) = &self.under_way else { return Vec::new() };
         if !all.without(*confirmed).is_empty() {
             return Vec::new();
         }

@@ -17,6 +17,9 @@ use uuid::Uuid;
 
 use crate::members::MemberSet;
 
+/// How many tokens are looked at for who lacks them: one that a member lacks stays, so the oldest tell enough.
+const LOOKED_AT: usize = 256;
+
 #[derive(Debug)]
 pub(crate) struct Tokens {
     shard: ShardId,
@@ -50,12 +53,14 @@ struct Pending {
     have: MemberSet,
     /// The members that have something else under this token, and were told.
     differ: MemberSet,
+    /// Every member that it needed had it.
+    complete: bool,
 }
 
 impl Pending {
     /// The members whose report is still to come; none once the token is complete or in dispute everywhere.
     fn lacking(&self, all: MemberSet) -> MemberSet {
-        all.without(self.have).without(self.differ)
+        if self.complete { MemberSet::default() } else { all.without(self.have).without(self.differ) }
     }
 }
 
@@ -130,18 +135,69 @@ impl Tokens {
                 let late = &mut self.late;
                 let pending = session.pending.entry(token.seq).or_insert_with(|| {
                     late.push_back((now.after(COMPLETION_DELAY_MICROS), token));
-                    Pending { color, records, digest, have: MemberSet::default(), differ: MemberSet::default() }
+                    let (have, differ) = (MemberSet::default(), MemberSet::default());
+                    Pending { color, records, digest, have, differ, complete: false }
                 });
                 if (pending.color, pending.records, pending.digest) != (color, records, digest) {
                     if pending.differ.insert(member) {
                         conflicts.push(token);
                     }
-                } else if pending.have.insert(member) && self.all.without(pending.have).is_empty() {
+                } else if pending.have.insert(member) && !pending.complete && self.all.without(pending.have).is_empty()
+                {
+                    pending.complete = true;
                     complete.push(*staged);
                 }
             }
         }
         ignored
+    }
+
+    /// From now on tokens need these members. Returns those that are complete by it, in order.
+    pub(crate) fn need(&mut self, all: MemberSet) -> Vec<Staged> {
+        self.all = all;
+        let shard = self.shard;
+        let mut complete = Vec::new();
+        for (session, state) in &mut self.sessions {
+            for (seq, pending) in &mut state.pending {
+                if !pending.complete && all.without(pending.have).is_empty() {
+                    pending.complete = true;
+                    let Pending { color, records, digest, .. } = *pending;
+                    let token = Token { shard, session: *session, seq: *seq };
+                    complete.push(Staged { token, color, records, digest });
+                }
+            }
+        }
+        complete.sort_unstable_by_key(|staged| staged.token);
+        complete
+    }
+
+    /// Whether a token that was complete, and that no number was asked for, is so still with the members needed now. If not
+    /// it is awaited again, and late at once.
+    pub(crate) fn is_still_complete(&mut self, now: Time, token: Token) -> bool {
+        let all = self.all;
+        let pending = self.sessions.get_mut(&token.session).and_then(|session| session.pending.get_mut(&token.seq));
+        let Some(pending) = pending else { return true };
+        pending.complete = all.without(pending.have).is_empty();
+        if !pending.complete {
+            self.late.push_front((now, token));
+        }
+        pending.complete
+    }
+
+    /// Whether some token waits for a member's report.
+    pub(crate) fn is_late(&self) -> bool {
+        !self.late.is_empty()
+    }
+
+    /// The members that some token waits for although others have had it for a while.
+    pub(crate) fn lacking(&self) -> MemberSet {
+        let mut lacking = MemberSet::default();
+        for (_, token) in self.late.iter().take(LOOKED_AT) {
+            if let Some(late) = self.waits(*token).filter(|late| !late.have.is_empty()) {
+                lacking = lacking.with(late.lacking);
+            }
+        }
+        lacking
     }
 
     /// Whether a token of this session may be numbered.
@@ -160,7 +216,8 @@ impl Tokens {
     fn waits(&self, token: Token) -> Option<Late> {
         let pending = self.sessions.get(&token.session)?.pending.get(&token.seq)?;
         let lacking = pending.lacking(self.all);
-        (!lacking.is_empty()).then_some(Late { token, have: pending.have, lacking })
+        // From one that is no member any more nothing can be got.
+        (!lacking.is_empty()).then_some(Late { token, have: pending.have.within(self.all), lacking })
     }
 
     /// Forgets the oldest tokens as far as they wait for no report, so that [`Tokens::next_deadline`] means something.

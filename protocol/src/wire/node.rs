@@ -9,6 +9,7 @@
 //! What an append needs (`Persisted`, `Entries` with assignments, `Acked`, `Order`, `Grant`) is plain numbers, without an
 //! allocation for each item.
 
+mod copy;
 mod flat;
 mod tree;
 
@@ -35,12 +36,7 @@ pub fn encode_node_message(message: &NodeMessage, out: &mut BytesMut) {
         NodeMessage::ToMember { shard, to, message } => Kind::ToMember(member_to(*shard, *to, message)),
         NodeMessage::ToLeaf { shard, from, message } => Kind::ToLeaf(leaf_to(*shard, *from, message)),
         NodeMessage::Peer { shard, from, to, message } => {
-            use proto::member_to_member::Kind as P;
-            let kind = match message {
-                PeerMessage::Pull { token } => P::Pull(token_to(*token)),
-                PeerMessage::Pulled(append) => P::Pulled(pulled_to(append)),
-                PeerMessage::NotHere { token } => P::NotHere(token_to(*token)),
-            };
+            let kind = peer_to(message);
             Kind::Peer(proto::MemberToMember { shard: shard.0, from: from.0, to: to.0, kind: Some(kind) })
         }
         NodeMessage::Up { to, message } => Kind::Up(tree::up_to(*to, message)),
@@ -193,6 +189,7 @@ fn member_to(shard: ShardId, to: ReplicaId, message: &Of<ToMember>) -> proto::Le
         ToMember::Conflict { token } => Kind::Conflict(token_to(*token)),
         ToMember::SessionRefused { nonce } => Kind::SessionRefused(nonce_to(*nonce)),
         ToMember::Stable(list) => Kind::Stable(proto::Numbers { numbers: flat::stables_to(list) }),
+        ToMember::Learn { from, behind } => Kind::Learn(proto::Learn { from: from.0, behind: behind.0 }),
     };
     proto::LeafToMember { shard: shard.0, to: to.0, leaf: Some(incarnation_to(message.leaf)), kind: Some(kind) }
 }
@@ -214,6 +211,7 @@ fn member_from(message: proto::LeafToMember) -> Result<NodeMessage, WireError> {
         Kind::Conflict(token) => ToMember::Conflict { token: token_from(Some(token))? },
         Kind::SessionRefused(nonce) => ToMember::SessionRefused { nonce: hello::uuid(&nonce)? },
         Kind::Stable(list) => ToMember::Stable(flat::stables_from(&list.numbers)?),
+        Kind::Learn(learn) => ToMember::Learn { from: ReplicaId(learn.from), behind: lsn(learn.behind)? },
     };
     let message_of = Of { leaf: incarnation_from(message.leaf)?, message: said };
     Ok(NodeMessage::ToMember { shard: ShardId(message.shard), to: ReplicaId(message.to), message: message_of })
@@ -230,6 +228,8 @@ fn leaf_to(shard: ShardId, from: ReplicaId, message: &Of<ToLeaf>) -> proto::Memb
         ToLeaf::Trim { color, upto } => Kind::Trim(proto::Trim { color: color.0, upto: upto.to_raw() }),
         ToLeaf::TailAsk { ask, color } => Kind::TailAsk(proto::MemberTailAsk { ask: *ask, color: color.0 }),
         ToLeaf::Confirmed { round } => Kind::Confirmed(*round),
+        ToLeaf::Learning => Kind::Learning(proto::Nothing {}),
+        ToLeaf::Learned { upto } => Kind::Learned(upto.0),
     };
     proto::MemberToLeaf { shard: shard.0, from: from.0, leaf: Some(incarnation_to(message.leaf)), kind: Some(kind) }
 }
@@ -245,6 +245,8 @@ fn leaf_from(message: proto::MemberToLeaf) -> Result<NodeMessage, WireError> {
         Kind::Trim(trim) => ToLeaf::Trim { color: Color(trim.color), upto: SeqNum::from_raw(trim.upto) },
         Kind::TailAsk(ask) => ToLeaf::TailAsk { ask: ask.ask, color: Color(ask.color) },
         Kind::Confirmed(round) => ToLeaf::Confirmed { round },
+        Kind::Learning(proto::Nothing {}) => ToLeaf::Learning,
+        Kind::Learned(upto) => ToLeaf::Learned { upto: lsn(upto)? },
     };
     let message_of = Of { leaf: incarnation_from(message.leaf)?, message: said };
     Ok(NodeMessage::ToLeaf { shard: ShardId(message.shard), from: ReplicaId(message.from), message: message_of })
@@ -275,12 +277,47 @@ fn report_from(report: proto::SealReport) -> Result<SealReport, WireError> {
     })
 }
 
+fn peer_to(message: &PeerMessage) -> proto::member_to_member::Kind {
+    use proto::member_to_member::Kind;
+    match message {
+        PeerMessage::Pull { token } => Kind::Pull(token_to(*token)),
+        PeerMessage::Pulled(append) => Kind::Pulled(pulled_to(append)),
+        PeerMessage::NotHere { token } => Kind::NotHere(token_to(*token)),
+        PeerMessage::CopyFrom { copy, behind, runs } => Kind::CopyFrom(copy::from_to(*copy, *behind, runs)),
+        PeerMessage::CopyState { copy, same, upto, piece, whole } => Kind::CopyState(proto::CopyState {
+            copy: *copy,
+            same: same.0,
+            upto: upto.0,
+            piece: piece.clone(),
+            whole: *whole,
+        }),
+        PeerMessage::CopyRead { copy, color, from, upto } => {
+            let (from, upto) = (from.to_raw(), upto.to_raw());
+            Kind::CopyRead(proto::CopyRead { copy: *copy, color: color.0, from, upto })
+        }
+        PeerMessage::Copied { copy, color, records, covered } => {
+            Kind::Copied(copy::copied_to(*copy, *color, records, *covered))
+        }
+        PeerMessage::CannotCopy { copy, why } => Kind::CannotCopy(proto::CannotCopy { copy: *copy, why: why.clone() }),
+    }
+}
+
 fn peer_from(message: proto::MemberToMember) -> Result<NodeMessage, WireError> {
     use proto::member_to_member::Kind;
     let said = match message.kind.ok_or(NO_KIND)? {
         Kind::Pull(token) => PeerMessage::Pull { token: token_from(Some(token))? },
         Kind::Pulled(pulled) => PeerMessage::Pulled(Arc::new(pulled_from(pulled)?)),
         Kind::NotHere(token) => PeerMessage::NotHere { token: token_from(Some(token))? },
+        Kind::CopyFrom(message) => copy::from_from(&message)?,
+        Kind::CopyState(proto::CopyState { copy, same, upto, piece, whole }) => {
+            PeerMessage::CopyState { copy, same: lsn(same)?, upto: lsn(upto)?, piece, whole }
+        }
+        Kind::CopyRead(message) => {
+            let (from, upto) = (SeqNum::from_raw(message.from), SeqNum::from_raw(message.upto));
+            PeerMessage::CopyRead { copy: message.copy, color: Color(message.color), from, upto }
+        }
+        Kind::Copied(message) => copy::copied_from(message)?,
+        Kind::CannotCopy(proto::CannotCopy { copy, why }) => PeerMessage::CannotCopy { copy, why },
     };
     Ok(NodeMessage::Peer {
         shard: ShardId(message.shard),
@@ -290,12 +327,20 @@ fn peer_from(message: proto::MemberToMember) -> Result<NodeMessage, WireError> {
     })
 }
 
-fn pulled_to(append: &Append) -> proto::Pulled {
-    let record = |record: &Record| proto::Record {
+fn record_to(record: &Record) -> proto::Record {
+    proto::Record {
         payload: record.payload().clone(),
         tags: record.tags().iter().map(|tag| tag.as_bytes().clone()).collect(),
         crc: record.crc(),
-    };
+    }
+}
+
+fn record_from(record: proto::Record) -> Result<Record, WireError> {
+    let tags = record.tags.into_iter().map(Tag::new).collect::<Result<_, _>>()?;
+    Ok(Record::checked(record.payload, tags, record.crc)?)
+}
+
+fn pulled_to(append: &Append) -> proto::Pulled {
     let condition = |condition: &Condition| proto::Condition {
         tag: condition.tag.as_bytes().clone(),
         last: condition.last.map(SeqNum::to_raw),
@@ -307,7 +352,7 @@ fn pulled_to(append: &Append) -> proto::Pulled {
         append: Some(proto::OneAppend {
             seq: token.seq,
             color: append.color().0,
-            records: append.records().iter().map(record).collect(),
+            records: append.records().iter().map(record_to).collect(),
             condition: append.condition().map(condition),
         }),
     }
@@ -318,14 +363,10 @@ fn pulled_from(pulled: proto::Pulled) -> Result<Append, WireError> {
         return Err(WireError::Malformed("an append that was asked for comes without its session or its records"));
     };
     let token = flat::token(ShardId(pulled.shard), session_from(session), append.seq)?;
-    let record = |record: proto::Record| -> Result<Record, WireError> {
-        let tags = record.tags.into_iter().map(Tag::new).collect::<Result<_, _>>()?;
-        Ok(Record::checked(record.payload, tags, record.crc)?)
-    };
     let condition = |condition: proto::Condition| -> Result<Condition, WireError> {
         Ok(Condition { tag: Tag::new(condition.tag)?, last: condition.last.map(SeqNum::from_raw) })
     };
-    let records = append.records.into_iter().map(record).collect::<Result<_, _>>()?;
+    let records = append.records.into_iter().map(record_from).collect::<Result<_, _>>()?;
     Ok(Append::new(token, Color(append.color), append.condition.map(condition).transpose()?, records)?)
 }
 

@@ -144,6 +144,7 @@ fn to_member() -> impl Strategy<Value = ToMember> {
         token().prop_map(|token| ToMember::Conflict { token }),
         uuid().prop_map(|nonce| ToMember::SessionRefused { nonce }),
         stables().prop_map(ToMember::Stable),
+        (any::<u32>(), place()).prop_map(|(from, behind)| ToMember::Learn { from: ReplicaId(from), behind }),
     ]
 }
 
@@ -157,6 +158,8 @@ fn to_leaf() -> impl Strategy<Value = ToLeaf> {
         (color(), number()).prop_map(|(color, upto)| ToLeaf::Trim { color, upto }),
         (any::<u64>(), color()).prop_map(|(ask, color)| ToLeaf::TailAsk { ask, color }),
         any::<u64>().prop_map(|round| ToLeaf::Confirmed { round }),
+        Just(ToLeaf::Learning),
+        place().prop_map(|upto| ToLeaf::Learned { upto }),
     ]
 }
 
@@ -174,6 +177,29 @@ fn peer() -> impl Strategy<Value = PeerMessage> {
         token().prop_map(|token| PeerMessage::Pull { token }),
         append().prop_map(|append| PeerMessage::Pulled(Arc::new(append))),
         token().prop_map(|token| PeerMessage::NotHere { token }),
+        (any::<u64>(), place(), vec(1u32..9, 0..5)).prop_map(|(copy, behind, steps)| {
+            let runs = steps.iter().scan(0, |sum, step| {
+                *sum += step;
+                Some((Epoch(*sum), Lsn(u64::from(*sum) * 3)))
+            });
+            PeerMessage::CopyFrom { copy, behind, runs: runs.collect() }
+        }),
+        (any::<u64>(), place(), place(), vec(any::<u8>(), 0..9), any::<bool>()).prop_map(
+            |(copy, same, upto, piece, whole)| PeerMessage::CopyState { copy, same, upto, piece: piece.into(), whole }
+        ),
+        (any::<u64>(), color(), number(), number()).prop_map(|(copy, color, from, upto)| PeerMessage::CopyRead {
+            copy,
+            color,
+            from,
+            upto
+        }),
+        (any::<u64>(), append(), 0u32..9).prop_map(|(copy, append, first)| {
+            let numbers = (first..).map(|counter| SeqNum::new(Epoch(4), counter * 2));
+            let records: Vec<_> = numbers.zip(append.records().iter().cloned()).collect();
+            let covered = SeqNum::new(Epoch(5), 0);
+            PeerMessage::Copied { copy, color: append.color(), records, covered }
+        }),
+        any::<u64>().prop_map(|copy| PeerMessage::CannotCopy { copy, why: "gone".into() }),
     ]
 }
 

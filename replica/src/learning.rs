@@ -1,0 +1,527 @@
+//! How a replica that is no member catches up, and how a member helps it.
+//!
+//! A learner asks a member how far both logs are the same, takes back what differs, and copies what the member has
+//! settled beyond that: its state as of a committed place, and the records whose numbers that place covers. All of it is
+//! settled, so a copy that is broken off leaves nothing wrong behind. Once it is durable the learner tells its leaf, which
+//! sends the entries from there on. A learner answers no client until a view that it is in has committed.
+//!
+//! Records that an entry numbers and that are not here are pulled from another member before the entry is persisted: an
+//! entry counts as persisted only together with its records.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use flexlog_protocol::api::{Answer, Appended};
+use flexlog_protocol::entry::push_assign;
+use flexlog_protocol::media::LogEnd;
+use flexlog_protocol::peer::{PeerMessage, Staged, ToLeaf};
+use flexlog_protocol::{
+    Append, Assign, Body, Color, Entry, Lsn, Record, ReplicaId, SeqNum, SessionId, Token, View, limits,
+};
+
+use crate::checkpoint::{self, State};
+use crate::color::{ColorState, after};
+use crate::following::Origin;
+use crate::log::ShardLog;
+use crate::message::{Output, Persist};
+use crate::replica::{FetchFor, Replica};
+use crate::session::{Slot, SlotState};
+
+/// Bytes of state in one message.
+const PIECE_BYTES: usize = 1 << 20;
+/// Bytes of records in one message.
+const COPY_BYTES: usize = 1 << 20;
+
+/// A learner's copy under way.
+#[derive(Debug)]
+pub(crate) struct Learning {
+    from: ReplicaId,
+    copy: u64,
+    step: Step,
+}
+
+#[derive(Debug)]
+enum Step {
+    /// The member's state comes in pieces.
+    State(BytesMut),
+    /// Records of these colors come, of the first one now; then the state is taken over.
+    Records { left: VecDeque<(Color, SeqNum, SeqNum)>, upto: Lsn, bytes: Bytes, state: Box<State> },
+    /// All of it is written, and will be durable.
+    Written(Lsn),
+}
+
+/// What a learner asked for before the member knew enough.
+#[derive(Debug)]
+pub(crate) struct CopyAsk {
+    from: ReplicaId,
+    copy: u64,
+    behind: Lsn,
+    runs: Vec<LogEnd>,
+}
+
+impl Replica {
+    // ---- the learner ----
+
+    /// The leaf has this replica catch up with a member.
+    pub(crate) fn on_learn(&mut self, from: ReplicaId, behind: Lsn, out: &mut Vec<Output>) {
+        if self.stopped.is_some() || from == self.id {
+            return;
+        }
+        self.next_copy += 1;
+        let copy = self.next_copy;
+        self.outside = true;
+        self.blocked.clear();
+        self.learning = Some(Learning { from, copy, step: Step::State(BytesMut::new()) });
+        let runs = self.log.runs().to_vec();
+        out.push(Output::ToPeer { to: from, message: PeerMessage::CopyFrom { copy, behind, runs } });
+    }
+
+    /// What the member says, if it belongs to the copy under way.
+    fn copy_of(&mut self, from: ReplicaId, copy: u64) -> Option<&mut Learning> {
+        self.learning.as_mut().filter(|learning| learning.from == from && learning.copy == copy)
+    }
+
+    fn on_copy_state(
+        &mut self,
+        from: ReplicaId,
+        copy: u64,
+        same: Lsn,
+        upto: Lsn,
+        piece: &Bytes,
+        whole: bool,
+        out: &mut Vec<Output>,
+    ) {
+        let Some(Learning { step: Step::State(bytes), .. }) = self.copy_of(from, copy) else { return };
+        bytes.extend_from_slice(piece);
+        if !whole {
+            return;
+        }
+        let bytes = std::mem::take(bytes).freeze();
+        let same = same.min(upto).min(self.log.persisted());
+        if same < self.log.commit() {
+            let why = format!(
+                "its shard log is committed up to {}, but only up to {same} it is that of replica {from}: its store is not \
+                 of this history; replace the replica",
+                self.log.commit()
+            );
+            return self.stop(why, out);
+        }
+        let state = match checkpoint::decode(upto, &bytes) {
+            Ok(state) => Box::new(state),
+            Err(error) => return self.stop(format!("the state of replica {from}: {error}"), out),
+        };
+        self.truncate(same, out);
+        // What stays is the member's history too, which has it committed.
+        self.commit_upto(same, out);
+        let mut left: Vec<(Color, SeqNum, SeqNum)> =
+            state.colors.iter().filter_map(|(color, theirs)| self.lacks(*color, theirs)).collect();
+        left.sort_unstable();
+        if let Some(learning) = &mut self.learning {
+            learning.step = Step::Records { left: left.into(), upto, bytes, state };
+        }
+        self.to_leaf(ToLeaf::Learning, out);
+        self.copy_on(out);
+    }
+
+    /// The numbers of a color that the member's state covers and this store may lack.
+    fn lacks(&self, color: Color, theirs: &ColorState) -> Option<(Color, SeqNum, SeqNum)> {
+        let (upto, _) = theirs.end()?;
+        let mine = self.colors.get(&color).and_then(ColorState::end).map_or(SeqNum::MIN, |(end, _)| end);
+        let from = theirs.trim_point().map_or(mine, |trim| mine.max(after(trim)));
+        (from < upto).then_some((color, from, upto))
+    }
+
+    /// Takes back every entry above `upto`.
+    fn truncate(&mut self, upto: Lsn, out: &mut Vec<Output>) {
+        let entries = self.log.truncate(upto);
+        if entries.is_empty() {
+            return;
+        }
+        for entry in &entries {
+            match &entry.body {
+                Body::Assign(runs) => {
+                    for (assign, token) in runs.iter().flat_map(|run| run.each().map(move |(token, _)| (run, token))) {
+                        let Some(session) = self.sessions.get_mut(&token.session) else { continue };
+                        if let Some(slot) = session.get(token.seq) {
+                            session.put(token.seq, Slot { state: SlotState::Staged, records: assign.records, ..slot });
+                            self.staged_tokens += 1;
+                        }
+                    }
+                }
+                Body::OpenSession { nonce } => {
+                    let id = SessionId { epoch: entry.epoch, lsn: entry.lsn };
+                    if self.nonces.get(nonce) == Some(&id) {
+                        self.nonces.remove(nonce);
+                    }
+                    self.sessions.remove(&id);
+                }
+                Body::CloseSession(id) => {
+                    if let Some(session) = self.sessions.get(id) {
+                        self.nonces.entry(session.nonce).or_insert(*id);
+                    }
+                }
+                Body::Hole { .. } | Body::EpochEnd { .. } | Body::NewView(_) | Body::Trim { .. } => {}
+            }
+        }
+        self.persist(Persist::Truncate { upto, entries }, out);
+    }
+
+    /// Asks for the next records, or takes the state over when there are none.
+    fn copy_on(&mut self, out: &mut Vec<Output>) {
+        let Some(Learning { from, copy, step: Step::Records { left, .. } }) = &self.learning else { return };
+        if let Some((color, first, upto)) = left.front().copied() {
+            let message = PeerMessage::CopyRead { copy: *copy, color, from: first, upto };
+            return out.push(Output::ToPeer { to: *from, message });
+        }
+        let Some(learning) = &mut self.learning else { return };
+        let step = std::mem::replace(&mut learning.step, Step::State(BytesMut::new()));
+        let Step::Records { upto, bytes, state, .. } = step else { return };
+        learning.step = Step::Written(upto);
+        self.take_over(*state, out);
+        self.persist(Persist::Checkpoint { upto, state: bytes }, out);
+    }
+
+    /// The member's state is this one's from here on; what is staged here stays where it may still be numbered.
+    fn take_over(&mut self, state: State, out: &mut Vec<Output>) {
+        let State { last, view, sessions, colors, runs } = state;
+        let before = std::mem::replace(&mut self.sessions, sessions);
+        let old_colors = std::mem::replace(&mut self.colors, colors);
+        self.view_before = view.as_ref().map(|view| view.number);
+        self.log = ShardLog::restore(last, view, runs);
+        self.nonces = self.sessions.iter().map(|(id, session)| (session.nonce, *id)).collect();
+        (self.staged_tokens, self.staged_bytes) = (0, 0);
+        let mut dropped = Vec::new();
+        for (id, session) in before {
+            for (seq, slot) in session.slots().filter(|(_, slot)| !matches!(slot.state, SlotState::Assigned(..))) {
+                match self.sessions.get_mut(&id).filter(|now| now.get(seq).is_none() && seq >= now.base()) {
+                    Some(now) => {
+                        now.put(seq, slot);
+                        self.staged_tokens += 1;
+                        self.staged_bytes += u64::from(slot.bytes);
+                    }
+                    None => dropped.push(Token { shard: self.shard, session: id, seq }),
+                }
+            }
+        }
+        if !dropped.is_empty() {
+            dropped.sort_unstable();
+            out.push(Output::DropStaged(dropped));
+        }
+        let mut trims: Vec<(Color, SeqNum)> = self
+            .colors
+            .iter()
+            .filter_map(|(color, state)| Some((*color, state.trim_point()?)))
+            .filter(|(color, upto)| old_colors.get(color).and_then(ColorState::trim_point) != Some(*upto))
+            .collect();
+        trims.sort_unstable();
+        out.extend(trims.into_iter().map(|(color, upto)| Output::Trim { color, upto }));
+        self.pulling.clear();
+        self.stables.clear();
+        self.asked.clear();
+        self.commit_told = self.log.commit();
+    }
+
+    fn on_copied(
+        &mut self,
+        from: ReplicaId,
+        copy: u64,
+        color: Color,
+        records: Vec<(SeqNum, Record)>,
+        covered: SeqNum,
+        out: &mut Vec<Output>,
+    ) {
+        let Some(Learning { step: Step::Records { left, .. }, .. }) = self.copy_of(from, copy) else { return };
+        let Some((asked, first, upto)) = left.front_mut().filter(|(asked, ..)| *asked == color) else { return };
+        let fits = records.first().is_none_or(|(number, _)| *number >= *first)
+            && records.last().is_none_or(|(number, _)| *number < *upto)
+            && covered > *first;
+        if !fits {
+            let why = format!("replica {from} sent records of color {asked} that it was not asked for");
+            return self.stop(why, out);
+        }
+        *first = covered;
+        if covered >= *upto {
+            left.pop_front();
+        }
+        // What follows one another goes in one write.
+        let mut records = records.into_iter().peekable();
+        while let Some((first, record)) = records.next() {
+            let mut run = vec![record];
+            let next = |run: &Vec<Record>| first.plus(run.len() as u32);
+            while run.len() < limits::MAX_RECORDS_PER_TOKEN
+                && let Some((_, record)) = records.next_if(|(number, _)| next(&run) == Some(*number))
+            {
+                run.push(record);
+            }
+            self.persist(Persist::Copy { color, first, records: run }, out);
+        }
+        self.copy_on(out);
+    }
+
+    /// What was copied last is durable here.
+    pub(crate) fn on_copy_durable(&mut self, out: &mut Vec<Output>) {
+        self.to_leaf(ToLeaf::Learning, out);
+    }
+
+    /// A checkpoint is durable: if it is the copied one, the leaf may send what follows.
+    pub(crate) fn on_checkpoint_durable(&mut self, out: &mut Vec<Output>) {
+        let Some(Learning { step: Step::Written(upto), .. }) = self.learning else { return };
+        self.learning = None;
+        self.to_leaf(ToLeaf::Learned { upto }, out);
+        let mut staged = Vec::new();
+        for (id, session) in &self.sessions {
+            for (seq, slot) in session.slots().filter(|(_, slot)| slot.state == SlotState::Staged) {
+                let token = Token { shard: self.shard, session: *id, seq };
+                staged.push(Staged { token, color: slot.color, records: slot.records, digest: slot.digest });
+            }
+        }
+        staged.sort_unstable_by_key(|staged| staged.token);
+        if !staged.is_empty() {
+            self.to_leaf(ToLeaf::Persisted(staged), out);
+        }
+    }
+
+    /// The store had no room for what was copied: it is given up until the leaf has it tried again.
+    pub(crate) fn on_copy_refused(&mut self) {
+        self.learning = None;
+    }
+
+    // ---- the member ----
+
+    pub(crate) fn on_copying(&mut self, from: ReplicaId, message: PeerMessage, out: &mut Vec<Output>) {
+        match message {
+            PeerMessage::CopyFrom { copy, behind, runs } => {
+                self.copy_asks.retain(|ask| ask.from != from);
+                self.copy_asks.push(CopyAsk { from, copy, behind, runs });
+                self.answer_copies(out);
+            }
+            PeerMessage::CopyRead { copy, color, from: first, upto } => {
+                let fetch = self.remember(FetchFor::Copy { to: from, copy, color, upto });
+                let (max_records, max_bytes) = (limits::MAX_RECORDS_PER_TOKEN, COPY_BYTES);
+                out.push(Output::Fetch { fetch, color, from: first, upto, max_records, max_bytes });
+            }
+            PeerMessage::CopyState { copy, same, upto, piece, whole } => {
+                self.on_copy_state(from, copy, same, upto, &piece, whole, out);
+            }
+            PeerMessage::Copied { copy, color, records, covered } => {
+                self.on_copied(from, copy, color, records, covered, out);
+            }
+            // The leaf will see that nothing comes of it.
+            PeerMessage::CannotCopy { copy, .. } => {
+                if self.copy_of(from, copy).is_some() {
+                    self.learning = None;
+                }
+            }
+            PeerMessage::Pull { .. } | PeerMessage::Pulled(_) | PeerMessage::NotHere { .. } => {}
+        }
+    }
+
+    /// Answers learners whose question this member knows enough for by now.
+    pub(crate) fn answer_copies(&mut self, out: &mut Vec<Output>) {
+        let commit = self.log.commit();
+        if self.outside || self.copy_asks.is_empty() {
+            return;
+        }
+        let (now, later) = std::mem::take(&mut self.copy_asks).into_iter().partition(|ask| ask.behind <= commit);
+        self.copy_asks = later;
+        for CopyAsk { from: to, copy, runs, .. } in now {
+            let same = self.log.same_upto(&runs);
+            let state = checkpoint::encode(&self.log, &self.sessions, &self.colors);
+            let mut rest = state;
+            loop {
+                let piece = rest.split_to(rest.len().min(PIECE_BYTES));
+                let whole = rest.is_empty();
+                let message = PeerMessage::CopyState { copy, same, upto: commit, piece, whole };
+                out.push(Output::ToPeer { to, message });
+                if whole {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// What a learner asked for was read.
+    pub(crate) fn on_copy_fetched(
+        &mut self,
+        to: ReplicaId,
+        copy: u64,
+        color: Color,
+        upto: SeqNum,
+        result: Result<Vec<(SeqNum, Record)>, String>,
+        out: &mut Vec<Output>,
+    ) {
+        let message = match result {
+            Ok(records) => {
+                // More may follow where reading stopped for other reasons than the end.
+                let covered = records.last().map_or(upto, |(number, _)| after(*number).min(upto));
+                PeerMessage::Copied { copy, color, records, covered }
+            }
+            Err(why) => PeerMessage::CannotCopy { copy, why },
+        };
+        out.push(Output::ToPeer { to, message });
+    }
+
+    // ---- records that an entry numbers and that are not here ----
+
+    /// Takes an entry from the leaf, or has it wait, with all behind it, until its records are here.
+    pub(crate) fn take_or_wait(&mut self, entry: &Arc<Entry>, out: &mut Vec<Output>) {
+        let lacking = if entry.lsn > self.log.last().1 { self.lacking(entry) } else { Vec::new() };
+        if self.blocked.is_empty() && lacking.is_empty() {
+            return self.take_from_leaf(entry, out);
+        }
+        for token in lacking {
+            self.pull(token, None, out);
+        }
+        if self.blocked.back().is_none_or(|last| last.lsn < entry.lsn) {
+            self.blocked.push_back(Arc::clone(entry));
+        }
+    }
+
+    fn take_from_leaf(&mut self, entry: &Arc<Entry>, out: &mut Vec<Output>) {
+        match self.take_entry(entry, Origin::Leaf) {
+            Ok(true) => self.persist(Persist::Entry(Arc::clone(entry)), out),
+            Ok(false) => {}
+            Err(why) => self.stop(why, out),
+        }
+    }
+
+    /// The tokens that an entry numbers and whose records are not here.
+    fn lacking(&self, entry: &Entry) -> Vec<Token> {
+        let Body::Assign(runs) = &entry.body else { return Vec::new() };
+        let mut lacking = Vec::new();
+        for run in runs {
+            // Without its session it is refused as it is.
+            let Some(session) = self.sessions.get(&run.token.session) else { continue };
+            let seqs = (0..u64::from(run.tokens)).map(|i| run.token.seq + i);
+            lacking.extend(seqs.filter(|seq| session.get(*seq).is_none()).map(|seq| Token { seq, ..run.token }));
+        }
+        lacking
+    }
+
+    /// Asks a member of the view for an append; another one than `not`, if there is one.
+    fn pull(&mut self, token: Token, not: Option<ReplicaId>, out: &mut Vec<Output>) {
+        let me = self.id;
+        let view = self.log.view_at(self.log.last().1);
+        let others: Vec<ReplicaId> =
+            view.iter().flat_map(|view| &view.members).copied().filter(|id| *id != me).collect();
+        let next = not.and_then(|not| others.iter().position(|id| *id == not)).map_or(0, |at| at + 1);
+        if let Some(to) = others.get(next % others.len().max(1)) {
+            self.pulling.insert(token);
+            out.push(Output::ToPeer { to: *to, message: PeerMessage::Pull { token } });
+        }
+    }
+
+    /// Something that was missing may be here now.
+    pub(crate) fn unblock(&mut self, out: &mut Vec<Output>) {
+        while let Some(entry) = self.blocked.front().cloned() {
+            if self.stopped.is_some() || !self.lacking(&entry).is_empty() {
+                return;
+            }
+            self.blocked.pop_front();
+            self.take_from_leaf(&entry, out);
+        }
+    }
+
+    /// One who was asked for an append does not have it. What an entry waits for is asked of the next.
+    pub(crate) fn on_not_here(&mut self, from: ReplicaId, token: Token, out: &mut Vec<Output>) {
+        if self.blocked.iter().any(|entry| self.lacking(entry).contains(&token)) {
+            self.pull(token, Some(from), out);
+        }
+    }
+
+    /// What was said to a peer is lost.
+    pub(crate) fn on_peer_replaced(&mut self, peer: ReplicaId, out: &mut Vec<Output>) {
+        if self.learning.as_ref().is_some_and(|learning| learning.from == peer) {
+            self.learning = None;
+        }
+        self.copy_asks.retain(|ask| ask.from != peer);
+        let lacking: Vec<Token> = self.blocked.iter().flat_map(|entry| self.lacking(entry)).collect();
+        for token in lacking {
+            self.pull(token, Some(peer), out);
+        }
+    }
+
+    /// One who lacks an append whose number is known here gets it with that. Its clients may not reach the one who asks,
+    /// so they are told here when it is settled.
+    pub(crate) fn on_pull(&mut self, from: ReplicaId, token: Token, out: &mut Vec<Output>) {
+        let slot = self.sessions.get(&token.session).and_then(|session| session.get(token.seq));
+        match slot {
+            Some(Slot { state: SlotState::Staged, .. }) => {
+                self.gave.insert(token);
+                out.push(Output::FetchStaged { token, to: from });
+            }
+            Some(Slot { state: SlotState::Assigned(first, lsn), color, records, .. }) => {
+                if lsn > self.log.commit() {
+                    self.gave.insert(token);
+                }
+                let fetch = self.remember(FetchFor::Pull { to: from, token, color, records });
+                let upto = first.plus(records).unwrap_or(SeqNum::MAX);
+                let (max_records, max_bytes) = (records as usize, usize::MAX);
+                out.push(Output::Fetch { fetch, color, from: first, upto, max_records, max_bytes });
+            }
+            _ => out.push(Output::ToPeer { to: from, message: PeerMessage::NotHere { token } }),
+        }
+    }
+
+    /// The numbered records of an append that another member lacks were read.
+    pub(crate) fn on_pull_fetched(
+        to: ReplicaId,
+        token: Token,
+        color: Color,
+        count: u32,
+        result: Result<Vec<(SeqNum, Record)>, String>,
+        out: &mut Vec<Output>,
+    ) {
+        let records: Vec<Record> = result.unwrap_or_default().into_iter().map(|(_, record)| record).collect();
+        let append = Some(records).filter(|records| records.len() == count as usize);
+        let append = append.and_then(|records| Append::new(token, color, None, records).ok());
+        let message = match append {
+            Some(append) => PeerMessage::Pulled(Arc::new(append)),
+            None => PeerMessage::NotHere { token },
+        };
+        out.push(Output::ToPeer { to, message });
+    }
+
+    /// These numbers are committed: clients hear so where not every member that they ask may tell them.
+    pub(crate) fn tell_given(&mut self, runs: &[Assign], out: &mut Vec<Output>) {
+        if self.gave.is_empty() {
+            return;
+        }
+        let Some(view) = self.log.view().cloned() else { return };
+        for run in runs {
+            for (token, first) in run.each() {
+                if self.gave.remove(&token)
+                    && let Some(to) = self.connections.get(&token.session)
+                {
+                    let runs = vec![Assign::one(token, run.color, first, run.records)];
+                    let answer = Appended { members: vec![self.id], view: view.clone(), settled: true, runs };
+                    out.push(Output::Answer { to: *to, answer: Answer::Appended(answer) });
+                }
+            }
+        }
+    }
+
+    /// A new view is in force. What was answered under an older one is settled now, and some member of that may be gone
+    /// without a word: so clients hear it of everything that they may still wait for.
+    pub(crate) fn tell_settled(&mut self, view: &View, out: &mut Vec<Output>) {
+        self.outside &= !view.members.contains(&self.id);
+        let commit = self.log.commit();
+        for (id, to) in &self.connections {
+            let Some(session) = self.sessions.get(id) else { continue };
+            let mut runs: Vec<Assign> = Vec::new();
+            for (seq, slot) in session.slots() {
+                if let SlotState::Assigned(first, lsn) = slot.state
+                    && lsn <= commit
+                {
+                    let token = Token { shard: self.shard, session: *id, seq };
+                    push_assign(&mut runs, Assign::one(token, slot.color, first, slot.records));
+                }
+            }
+            if !runs.is_empty() {
+                let answer = Appended { members: vec![self.id], view: view.clone(), settled: true, runs };
+                out.push(Output::Answer { to: *to, answer: Answer::Appended(answer) });
+            }
+        }
+    }
+}
