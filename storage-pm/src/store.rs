@@ -318,6 +318,10 @@ impl<D: Device> Store<D> {
                 tracing::warn!(why, "records stay in the area");
                 Ok(())
             }
+            Outcome::GivenUp(why) => {
+                tracing::warn!(why, "a move to SSD was given up and is tried again: records stay in the area meanwhile");
+                Ok(())
+            }
             Outcome::Moved { .. } | Outcome::Reclaimed { .. } => Ok(()),
         }
     }
