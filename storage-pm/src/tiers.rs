@@ -21,7 +21,7 @@ use rustc_hash::FxHashMap;
 
 use crate::codec::{self, StagedMeta};
 use crate::index::Loc;
-use crate::layout::{ENTRY_HEADER, HEAD_BYTES, Header, Kind, Place};
+use crate::layout::{ENTRY_HEADER, HEAD_BYTES, Header, Place};
 use crate::segments::Spans;
 use crate::ssd::{self, SsdError, Tier};
 
@@ -63,6 +63,10 @@ impl Cache {
 
     pub(crate) fn put(&self, color: Color, number: SeqNum, record: &Record) {
         self.0.insert((color, number), record.clone());
+    }
+
+    pub(crate) fn forget(&self, color: Color, number: SeqNum) {
+        self.0.remove(&(color, number));
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -391,7 +395,7 @@ fn find<'a>(segments: &'a Segments, segment_bytes: u64, moved: &Moved) -> Option
     let (generation, bytes) = segments.get(&((at / segment_bytes) as usize))?;
     let entry = bytes.get((at % segment_bytes) as usize..)?;
     let header = Header::peek(entry)?;
-    if header.kind != Kind::Staged || header.generation != *generation {
+    if !header.kind.has_records() || header.generation != *generation {
         return None;
     }
     let body = entry.get(ENTRY_HEADER..ENTRY_HEADER + header.body_len as usize)?;
