@@ -182,9 +182,9 @@ pub struct Recovered {
     pub fence: Option<Incarnation>,
     /// The newest checkpoint: the place it covers, and the state its replica wrote.
     pub checkpoint: Option<(Lsn, Bytes)>,
-    /// The entries above the checkpoint, in order, without gaps.
+    /// The entries above the checkpoint, in order, without gaps; none that was taken back.
     pub entries: Vec<Entry>,
-    /// What is staged and not numbered by any entry.
+    /// What is staged and not numbered by any entry that stands.
     pub staged: Vec<Staged>,
 }
 
@@ -220,8 +220,13 @@ pub struct Usage {
 /// The store of one replica: staged records, shard-log entries, and an index from numbers to records.
 ///
 /// Writes are durable once a later [`LogStore::fence`] is done, and count in the order in which they were made: a crash
-/// leaves a prefix of them that includes all that were fenced (I10). Every write but [`LogStore::stage`] is small and
-/// has space kept back for it, so `Full` is answered for staging alone until that reserve is gone too.
+/// leaves a prefix of them that includes all that were fenced (I10). Every write but [`LogStore::stage`] and
+/// [`LogStore::copy`] is small and has space kept back for it, so `Full` is answered for those two alone until that
+/// reserve is gone too.
+///
+/// A member that comes back makes up for what it missed in this order: [`LogStore::truncate`], where its log differs from
+/// the leaf's; [`LogStore::copy`], as often as need be; [`LogStore::checkpoint`] at the place that the copies go up to;
+/// then [`LogStore::append`] goes on right behind that place.
 pub trait LogStore {
     /// Writes the records of an append. Its token is not staged, and no entry assigned it.
     ///
@@ -229,7 +234,8 @@ pub trait LogStore {
     /// `Full`: nothing was written, and the store goes on. `Failed` is final.
     fn stage(&mut self, append: &Append) -> Result<(), StoreError>;
 
-    /// Writes an entry; `lsn` is the last one's next. An `Assign` moves its tokens, all staged here, into the index.
+    /// Writes an entry; `lsn` is the last one's next, or the next of the newest checkpoint's place where that is above the
+    /// last one. An `Assign` moves its tokens, all staged here, into the index.
     ///
     /// # Errors
     /// `Full` and `Failed`, both final for a shard log: the entry is not there.
@@ -241,7 +247,32 @@ pub trait LogStore {
     /// As [`LogStore::append`].
     fn seal(&mut self, incarnation: Incarnation) -> Result<(), StoreError>;
 
+    /// Writes records that are settled elsewhere, with the numbers from `first` on: 1 to
+    /// [`MAX_RECORDS_PER_TOKEN`](crate::limits::MAX_RECORDS_PER_TOKEN) records of at most
+    /// [`MAX_TOKEN_BYTES`](crate::limits::MAX_TOKEN_BYTES) encoded, all in the epoch of `first`. From then on they are like
+    /// records that an entry numbered, and they count as committed.
+    ///
+    /// Numbers that the store has already MUST name the same records, by entries that are never taken back: it is
+    /// truncated before it is copied to. They stay as they are, so a copy that a crash interrupted can begin again.
+    ///
+    /// # Errors
+    /// As [`LogStore::stage`].
+    fn copy(&mut self, color: Color, first: SeqNum, records: &[Record]) -> Result<(), StoreError>;
+
+    /// Takes back the entries above `upto`: `entries` MUST be all of them, in order, and none of them committed or at or
+    /// below a checkpoint's place. What their `Assign`s numbered is staged again under its tokens, and their numbers name
+    /// nothing. [`LogStore::append`] goes on at the next of `upto`, in a higher epoch. Without entries it does nothing.
+    ///
+    /// Trims and sessions need nothing: whoever calls told the store of committed ones only.
+    ///
+    /// # Errors
+    /// As [`LogStore::append`]: nothing was taken back then.
+    fn truncate(&mut self, upto: Lsn, entries: &[Arc<Entry>]) -> Result<(), StoreError>;
+
     /// Writes the replica's state as of `upto`, which is committed; entries up to there need not be kept for it.
+    ///
+    /// `upto` may be far above the last entry: a member that copied what it missed goes on there without the entries in
+    /// between. Entries at or below it never come back, and what is staged stays so until it is dropped.
     ///
     /// # Errors
     /// As [`LogStore::append`].

@@ -12,6 +12,7 @@
 //!   condition                    last number u64 (all ones for none), tag; padded to 8
 //!   table                        n times: end u32 (from the first record), crc u32
 //!   records                      each: number of tags u8, for each tag its length u8 and bytes, then the payload
+//! copied                         as staged; the token's shard and session are 0, its seq is the first number; no condition
 //! shard-log entry
 //!   lsn                  0..8
 //!   epoch                8..12
@@ -24,11 +25,12 @@
 //!   close session                lsn 8, epoch u32
 //!   trim                         color 8, upto 8
 //! fence                          uuid 16, position u32, epoch u32
+//! truncate                       upto 8, last 8: the entries above upto that stand before it are no more, up to last
 //! continue                       slot u32, generation of the segment before u32 (0 none), its end u32, zero u32
 //! part of a checkpoint           place of its first part u64, which part u32, how many u32, bytes
 //! checkpoint                     upto 8, number of segments u32, of staged u32, has fence u32, of trims u32, fence 24,
-//!                                each segment: generation u32, end u32; each staged: place u64; each trim: color 8,
-//!                                upto 8; the replica's state
+//!                                of truncates u64; each segment: generation u32, end u32; each staged: place u64; each
+//!                                trim: color 8, upto 8; each truncate: place u64, upto 8; the replica's state
 //! ```
 
 use bytes::{Buf, Bytes};
@@ -54,9 +56,11 @@ pub(crate) const CONTINUE: usize = 16;
 /// Bytes of a checkpoint part's body before its piece of the checkpoint.
 pub(crate) const PART_META: usize = 16;
 /// Bytes of a checkpoint before its lists.
-pub(crate) const CHECKPOINT_META: usize = 48;
+pub(crate) const CHECKPOINT_META: usize = 56;
 /// Bytes of the body of a `Fence`.
 pub(crate) const FENCE: usize = 24;
+/// Bytes of the body of a `Truncate`.
+pub(crate) const TRUNCATE: usize = 16;
 
 const NO_NUMBER: u64 = u64::MAX;
 
@@ -197,6 +201,21 @@ impl StagedMeta {
         let tag = Tag::new(Bytes::copy_from_slice(cursor.0)).ok()?;
         Some(Some(Condition { tag, last }))
     }
+}
+
+/// The token that copied records from `first` on are written under. No client has it: there is no session 0.
+pub(crate) fn copied_token(first: SeqNum) -> Token {
+    Token { seq: first.to_raw(), ..Token::default() }
+}
+
+/// What stands before the table of a copied entry, and its first number.
+pub(crate) fn decode_copied(body: &[u8]) -> Option<(StagedMeta, SeqNum)> {
+    let meta = StagedMeta::decode(body)?;
+    let first = SeqNum::from_raw(meta.staged.token.seq);
+    let sound = meta.staged.token == copied_token(first)
+        && meta.condition_len == 0
+        && first.plus(meta.staged.records).is_some();
+    sound.then_some((meta, first))
 }
 
 /// A row of the table: where a record ends, and its checksum.
@@ -373,6 +392,29 @@ pub(crate) fn decode_fence(body: &[u8]) -> Option<Incarnation> {
     Some(fence)
 }
 
+/// What a `Truncate` says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Truncate {
+    /// The last entry that stays.
+    pub(crate) upto: Lsn,
+    /// The last one that goes.
+    pub(crate) last: Lsn,
+}
+
+impl Truncate {
+    pub(crate) fn put(&self, into: &mut Vec<u8>) {
+        into.extend_from_slice(&self.upto.0.to_le_bytes());
+        into.extend_from_slice(&self.last.0.to_le_bytes());
+    }
+
+    pub(crate) fn decode(body: &[u8]) -> Option<Self> {
+        let mut cursor = Cursor(body);
+        let (upto, last) = (Lsn(cursor.u64()?), Lsn(cursor.u64()?));
+        cursor.end()?;
+        (upto < last).then_some(Self { upto, last })
+    }
+}
+
 /// The first entry of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Continue {
@@ -424,6 +466,21 @@ impl PartMeta {
     }
 }
 
+/// The entries that stand before `place` in the log and are above `upto` are no more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct TakenBack {
+    /// Of the `Truncate`.
+    pub(crate) place: Place,
+    pub(crate) upto: Lsn,
+}
+
+impl TakenBack {
+    /// Whether the entry `lsn` at `place` is one of them.
+    pub(crate) fn covers(&self, place: Place, lsn: Lsn) -> bool {
+        place < self.place && lsn > self.upto
+    }
+}
+
 /// What a checkpoint says.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Checkpoint {
@@ -437,6 +494,8 @@ pub(crate) struct Checkpoint {
     pub(crate) staged: Vec<Place>,
     /// The trim points that the store was told of, by color.
     pub(crate) trims: Vec<(Color, SeqNum)>,
+    /// What was taken back in the segments that stay, in the order of the log.
+    pub(crate) truncates: Vec<TakenBack>,
     /// The replica's own.
     pub(crate) state: Bytes,
 }
@@ -455,6 +514,7 @@ impl Checkpoint {
             Some(fence) => put_fence(into, fence),
             None => into.extend_from_slice(&[0; FENCE]),
         }
+        into.extend_from_slice(&(self.truncates.len() as u64).to_le_bytes());
         for place in &self.live {
             into.extend_from_slice(&place.generation.to_le_bytes());
             into.extend_from_slice(&place.offset.to_le_bytes());
@@ -463,6 +523,10 @@ impl Checkpoint {
         for (color, upto) in &self.trims {
             into.extend_from_slice(&color.0.to_le_bytes());
             into.extend_from_slice(&upto.to_raw().to_le_bytes());
+        }
+        for TakenBack { place, upto } in &self.truncates {
+            into.extend_from_slice(&place.to_raw().to_le_bytes());
+            into.extend_from_slice(&upto.0.to_le_bytes());
         }
         into.extend_from_slice(&self.state);
     }
@@ -473,7 +537,9 @@ impl Checkpoint {
         let (live, staged) = (cursor.u32()? as usize, cursor.u32()? as usize);
         let (has_fence, trims) = (cursor.u32()?, cursor.u32()? as usize);
         let fence = decode_fence(cursor.take(FENCE)?)?;
-        let lists = live.checked_mul(8)?.checked_add(staged.checked_mul(8)?)?.checked_add(trims.checked_mul(16)?)?;
+        let truncates = usize::try_from(cursor.u64()?).ok()?;
+        let pairs = trims.checked_add(truncates)?.checked_mul(16)?;
+        let lists = live.checked_mul(8)?.checked_add(staged.checked_mul(8)?)?.checked_add(pairs)?;
         if has_fence > 1 || lists > cursor.0.len() {
             return None;
         }
@@ -481,9 +547,15 @@ impl Checkpoint {
             (0..live).map(|_| Some(Place::new(cursor.u32()?, cursor.u32()?))).collect::<Option<_>>()?;
         let staged = (0..staged).map(|_| cursor.u64().map(Place::from_raw)).collect::<Option<_>>()?;
         let trims: Vec<_> = (0..trims).map(|_| Some((cursor.color()?, cursor.number()?))).collect::<Option<_>>()?;
+        let taken_back = |cursor: &mut Cursor<'_>| {
+            Some(TakenBack { place: Place::from_raw(cursor.u64()?), upto: Lsn(cursor.u64()?) })
+        };
+        let truncates: Vec<_> = (0..truncates).map(|_| taken_back(&mut cursor)).collect::<Option<_>>()?;
         let state = bytes.slice(bytes.len() - cursor.0.len()..);
-        let sound = live.is_sorted_by(|a, b| a.generation < b.generation) && trims.is_sorted_by(|a, b| a.0 < b.0);
-        sound.then_some(Self { upto, fence: (has_fence == 1).then_some(fence), live, staged, trims, state })
+        let sound = live.is_sorted_by(|a, b| a.generation < b.generation)
+            && trims.is_sorted_by(|a, b| a.0 < b.0)
+            && truncates.is_sorted_by(|a, b| a.place < b.place);
+        sound.then_some(Self { upto, fence: (has_fence == 1).then_some(fence), live, staged, trims, truncates, state })
     }
 }
 

@@ -153,6 +153,37 @@ fn a_staged_append_has_these_bytes_and_each_of_them_counts() {
 }
 
 #[test]
+fn copied_records_have_a_token_that_no_client_has() {
+    let first = SeqNum::new(Epoch(2), 3);
+    let records = || vec![Record::new("x").unwrap(); 2];
+    let body = |token, condition| append_bytes(&Append::new(token, Color(5), condition, records()).unwrap());
+    let bytes = body(copied_token(first), None);
+    assert_eq!(hex(&bytes[..32]), "0000000000000000000000000000000003000000020000000500000000000000");
+    let (meta, found) = decode_copied(&bytes).unwrap();
+    assert_eq!((meta.staged.color, meta.staged.records, found), (Color(5), 2, first));
+    for len in 0..STAGED_META {
+        assert!(decode_copied(&bytes[..len]).is_none());
+    }
+    assert!(decode_copied(&body(token(4), None)).is_none(), "an append");
+    let condition = Condition { tag: Tag::new("t").unwrap(), last: None };
+    assert!(decode_copied(&body(copied_token(first), Some(condition))).is_none(), "a condition");
+    let end = |counter| decode_copied(&body(copied_token(SeqNum::new(Epoch(2), counter)), None));
+    assert!(end(u32::MAX - 2).is_some() && end(u32::MAX - 1).is_none(), "beyond the epoch");
+}
+
+#[test]
+fn a_truncate_has_these_bytes() {
+    let truncate = Truncate { upto: Lsn(7), last: Lsn(9) };
+    let mut bytes = Vec::new();
+    truncate.put(&mut bytes);
+    assert_eq!(hex(&bytes), "07000000000000000900000000000000");
+    assert_eq!((bytes.len(), Truncate::decode(&bytes)), (TRUNCATE, Some(truncate)));
+    assert_eq!((Truncate::decode(&bytes[..15]), Truncate::decode(&[&bytes[..], &[0]].concat())), (None, None));
+    bytes[8] = 7;
+    assert_eq!(Truncate::decode(&bytes), None, "nothing goes");
+}
+
+#[test]
 fn fences_continues_and_parts_have_these_bytes() {
     let mut bytes = Vec::new();
     put_fence(&mut bytes, &incarnation());
@@ -181,6 +212,7 @@ fn a_checkpoint_has_these_bytes() {
         live: vec![Place::new(2, 3), Place::new(4, 5)],
         staged: vec![Place::new(4, 6)],
         trims: vec![(Color(7), SeqNum::new(Epoch(8), 9))],
+        truncates: vec![TakenBack { place: Place::new(10, 11), upto: Lsn(12) }],
         state: "state".into(),
     };
     let mut bytes = Vec::new();
@@ -189,9 +221,11 @@ fn a_checkpoint_has_these_bytes() {
         hex(&bytes),
         "010000000000000002000000010000000100000001000000\
          000000000000000000000000000000060400000005000000\
+         0100000000000000\
          02000000030000000400000005000000\
          0600000004000000\
-         070000000000000009000000080000007374617465"
+         07000000000000000900000008000000\
+         0b0000000a0000000c000000000000007374617465"
     );
     assert_eq!(Checkpoint::decode(bytes.clone().into()), Some(checkpoint.clone()));
     for len in 0..bytes.len() - 5 {
@@ -210,6 +244,8 @@ proptest! {
         let _ = decode_fence(&bytes);
         let _ = Continue::decode(&bytes);
         let _ = PartMeta::decode(&bytes);
+        let _ = Truncate::decode(&bytes);
+        let _ = decode_copied(&bytes);
         let _ = Checkpoint::decode(bytes.clone().into());
         let _ = decode_record(bytes.clone().into(), 0);
         let _ = decode_append(bytes.into());

@@ -2,9 +2,9 @@
 //! `cargo test`, and as long as one likes under `cargo bolero test`.
 
 use bytes::Bytes;
-use flexlog_protocol::{Append, Color, Condition, Epoch, Lsn, Record, SessionId, ShardId, Tag, Token};
+use flexlog_protocol::{Append, Color, Condition, Epoch, Lsn, Record, SeqNum, SessionId, ShardId, Tag, Token};
 
-use crate::codec::{self, Checkpoint, Continue, PartMeta, StagedMeta};
+use crate::codec::{self, Checkpoint, Continue, PartMeta, StagedMeta, Truncate};
 use crate::layout::{ENTRY_HEADER, Kind, Place, finish_head};
 use crate::recover::good_entry;
 
@@ -19,15 +19,19 @@ fn entry(kind: Kind, body: &[u8], covered: usize) -> Vec<u8> {
     bytes
 }
 
-fn staged() -> Vec<u8> {
+/// The body of an append, or of records that were copied.
+fn records(kind: Kind) -> Vec<u8> {
     let session = SessionId { epoch: Epoch(1), lsn: Lsn(1) };
     let tag = Tag::new("tag").expect("short");
     let records = vec![
         Record::with_tags("payload", vec![tag.clone()]).expect("small"),
         Record::new(vec![7; 100]).expect("small"),
     ];
-    let token = Token { shard: ShardId(0), session, seq: 1 };
-    let append = Append::new(token, Color(1), Some(Condition { tag, last: None }), records).expect("sound");
+    let (token, condition) = match kind {
+        Kind::Copied => (codec::copied_token(SeqNum::new(Epoch(3), 4)), None),
+        _ => (Token { shard: ShardId(0), session, seq: 1 }, Some(Condition { tag, last: None })),
+    };
+    let append = Append::new(token, Color(1), condition, records).expect("sound");
     let mut body = Vec::new();
     codec::put_staged_head(&mut body, &append);
     for record in append.records() {
@@ -51,6 +55,8 @@ fn an_entry_of_any_bytes() {
         let _ = StagedMeta::decode(bytes);
         let _ = Continue::decode(bytes);
         let _ = PartMeta::decode(bytes);
+        let _ = Truncate::decode(bytes);
+        let _ = codec::decode_copied(bytes);
     });
 }
 
@@ -73,9 +79,18 @@ fn a_shard_log_entry_that_decodes_is_written_the_same() {
 
 #[test]
 fn a_staged_entry_that_was_changed() {
-    let body = staged();
+    changed(Kind::Staged);
+}
+
+#[test]
+fn a_copied_entry_that_was_changed() {
+    changed(Kind::Copied);
+}
+
+fn changed(kind: Kind) {
+    let body = records(kind);
     let covered = StagedMeta::decode(&body).expect("sound").records_at();
-    let good = entry(Kind::Staged, &body, covered);
+    let good = entry(kind, &body, covered);
     assert!(good_entry(&good, 0, Some(3), SEED).is_some());
     bolero::check!().with_type::<(Vec<(u16, u8)>, bool)>().for_each(|(changes, mended)| {
         let mut body = body.clone();
@@ -83,21 +98,34 @@ fn a_staged_entry_that_was_changed() {
         let changed = body != good[ENTRY_HEADER..];
         // A changed head may say that the checksum covers more, or less.
         let covers = StagedMeta::decode(&body).map_or(covered, |meta| meta.records_at()).min(body.len());
-        let bytes = if *mended { entry(Kind::Staged, &body, covers) } else { [&good[..ENTRY_HEADER], &body].concat() };
+        let bytes = if *mended { entry(kind, &body, covers) } else { [&good[..ENTRY_HEADER], &body].concat() };
         let found = good_entry(&bytes, 0, Some(3), SEED);
         assert!(*mended || !changed || found.is_none(), "a change went unnoticed");
+        let _ = codec::decode_copied(&body);
         let _ = codec::decode_append(Bytes::from(body));
     });
 }
 
 #[test]
+fn a_truncate_that_decodes_is_written_the_same() {
+    bolero::check!().for_each(|bytes: &[u8]| {
+        if let Some(truncate) = Truncate::decode(bytes) {
+            let mut again = Vec::new();
+            truncate.put(&mut again);
+            assert_eq!(again, bytes);
+        }
+    });
+}
+
+#[test]
 fn a_checkpoint_that_decodes_is_written_the_same() {
-    bolero::check!().with_type::<(u8, u8, bool, Vec<u8>)>().for_each(|(live, staged, fence, rest)| {
+    bolero::check!().with_type::<(u8, u8, u8, bool, Vec<u8>)>().for_each(|(live, staged, truncates, fence, rest)| {
         let mut bytes = vec![0; 8];
         for word in [u32::from(*live), u32::from(*staged), u32::from(*fence), 0] {
             bytes.extend_from_slice(&word.to_le_bytes());
         }
         bytes.extend_from_slice(&[0; codec::FENCE]);
+        bytes.extend_from_slice(&u64::from(*truncates).to_le_bytes());
         bytes.extend_from_slice(rest);
         if let Some(checkpoint) = Checkpoint::decode(Bytes::copy_from_slice(&bytes)) {
             let mut again = Vec::new();

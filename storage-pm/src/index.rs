@@ -108,7 +108,8 @@ impl Index {
         self.places.get(&color).map(|place| &self.colors[*place])
     }
 
-    /// Numbers from `first` on name the `count` records of the entry at `entry`. Trimmed numbers are passed by.
+    /// Numbers from `first` on name the `count` records of the entry at `entry`. Trimmed numbers are passed by, and those
+    /// that name a record already: what they name was written first, so it is durable first.
     #[inline]
     pub(crate) fn insert(&mut self, color: Color, first: SeqNum, count: u32, entry: u64) {
         let index = self.color(color);
@@ -162,6 +163,11 @@ impl Index {
             index.runs.remove(place);
         }
         self.records -= 1;
+    }
+
+    /// Where the record of a number is.
+    pub(crate) fn find(&self, color: Color, number: SeqNum) -> Option<Loc> {
+        self.range(color, number, SeqNum::MAX).next().filter(|(found, _)| *found == number).map(|(_, loc)| loc)
     }
 
     /// Whether any number from `low` to `high`, both included, names a record here.
@@ -246,7 +252,11 @@ impl ColorIndex {
                 run.locs[offset..run.gone].fill(NONE);
                 run.gone = offset;
             }
-            return std::mem::replace(&mut run.locs[offset], loc) == NONE;
+            let free = run.locs[offset] == NONE;
+            if free {
+                run.locs[offset] = loc;
+            }
+            return free;
         }
         self.runs.insert(after, Run { first: number, locs: vec![loc], gone: 0 });
         true
@@ -330,7 +340,7 @@ mod tests {
                     for i in 0..count {
                         let number = n(epoch, counter + i);
                         if Some(number) > trim {
-                            model.insert(number, (entry, i));
+                            model.entry(number).or_insert((entry, i));
                         }
                     }
                 }

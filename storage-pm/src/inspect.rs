@@ -10,6 +10,7 @@ mod area;
 mod numbers;
 mod report;
 mod ssd;
+mod twice;
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -136,7 +137,14 @@ fn examine_with<D: Device>(device: &D, what: &str, ssd: Option<&dyn Folder>, dep
         report.fault(tier.manifest(), None, "the files changed while they were looked at");
     }
     tier.open_files(ssd, &superblock, &log, depth, &mut report);
-    log.check_against(&tier, depth, &mut report);
+    if depth == Depth::Everything {
+        let twice = log.check_against(&tier, &mut report);
+        if !twice.is_empty()
+            && let Err(error) = twice::compare(device, &superblock, &twice, std::mem::take(&mut tier.sums), &mut report)
+        {
+            report.fault(what, None, error.to_string());
+        }
+    }
     log.colors(&tier, &mut report);
     report
 }

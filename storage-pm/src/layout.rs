@@ -6,12 +6,13 @@
 //!
 //! ```text
 //! entry header          bytes
-//!   kind                 0..1    1 staged, 2 shard-log entry, 3 fence, 4 part of a checkpoint, 5 continue
+//!   kind                 0..1    1 staged, 2 shard-log entry, 3 fence, 4 part of a checkpoint, 5 continue, 6 copied,
+//!                                7 truncate
 //!   zero                 1..4
 //!   body_len             4..8    bytes of the body; the next entry is at the next multiple of 8
 //!   generation           8..12   of the segment
 //!   crc                 12..16   CRC32C that goes on from the store's seed: over the header with this field zero, and
-//!                                the body (of a staged entry: the body up to the records, which have their own)
+//!                                the body (of a staged or copied entry: the body up to the records, which have their own)
 //!   fenced              16..24   the place in the log below which all was durable when this was written
 //! ```
 //!
@@ -73,6 +74,10 @@ pub(crate) enum Kind {
     Part = 4,
     /// The first entry of every segment: names the segment before it, and where that one ended.
     Continue = 5,
+    /// Records that came with their numbers.
+    Copied = 6,
+    /// Takes back shard-log entries that stand before it in the log.
+    Truncate = 7,
 }
 
 impl Kind {
@@ -83,8 +88,16 @@ impl Kind {
             3 => Self::Fence,
             4 => Self::Part,
             5 => Self::Continue,
+            6 => Self::Copied,
+            7 => Self::Truncate,
             _ => return None,
         })
+    }
+
+    /// Whether its body is records, whose bytes have checksums of their own.
+    #[inline]
+    pub(crate) fn has_records(self) -> bool {
+        matches!(self, Self::Staged | Self::Copied)
     }
 }
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use flexlog_protocol::media::{Device, LogStore, Recovered, StoreError, StoreIdentity};
 use flexlog_protocol::peer::Staged;
-use flexlog_protocol::{Body, ClusterId, Entry, Incarnation, Lsn, ReplicaId, StoreId, Token, limits};
+use flexlog_protocol::{Assign, Body, ClusterId, Entry, Incarnation, Lsn, ReplicaId, StoreId, Token, limits};
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::fs::{FlockOperation, flock};
 use uuid::Uuid;
@@ -527,7 +527,7 @@ impl<D: Device> Advanced<D> {
         let (head, end) = found.chain.last().map_or((None, Place::default()), |(slot, end)| (Some(*slot), *end));
         let resume =
             Resume { end, head: head.filter(|_| found.clean), fenced: found.fenced, next_generation: self.generation };
-        let Replayed { segments, index, staged, entries, fence } = replayed;
+        let Replayed { segments, index, staged, entries, fence, .. } = replayed;
         let log = Log::resume(device, segments, what, superblock, options.limit_bytes, resume)?;
         let trims = index.trims().collect();
         let checkpoint = found.checkpoint.map(|(_, checkpoint)| (checkpoint.upto, checkpoint.state));
@@ -538,6 +538,7 @@ impl<D: Device> Advanced<D> {
             index,
             staged: staged.iter().map(|(_, at, staged)| (staged.token, *at)).collect(),
             fence,
+            taken_back: found.taken_back,
             checkpoint_bytes: checkpoint.as_ref().map_or(0, |(_, state)| state.len()),
             committed: checkpoint.as_ref().map_or(Lsn(0), |(upto, _)| *upto),
             tiers: tier.map(|tier| Tiers::new(tier, trims)),
@@ -584,6 +585,8 @@ struct Replayed {
     /// Those above the checkpoint.
     entries: Vec<Entry>,
     fence: Option<Incarnation>,
+    /// What got its numbers from entries that were taken back since the checkpoint, and so is staged again.
+    again: FxHashSet<Token>,
 }
 
 impl Replayed {
@@ -603,6 +606,7 @@ impl Replayed {
             staged: FxHashMap::default(),
             entries: Vec::new(),
             fence: checkpoint.and_then(|checkpoint| checkpoint.fence),
+            again: FxHashSet::default(),
         };
         for (color, upto) in checkpoint.into_iter().flat_map(|checkpoint| &checkpoint.trims) {
             replayed.index.trim(*color, *upto);
@@ -612,13 +616,21 @@ impl Replayed {
             reader.replay(*slot, *end, |place, at, header, body| {
                 let read = match header.kind {
                     Kind::Staged => replayed.stage(place, at, body),
-                    Kind::Entry => replayed.entry(*slot, body, upto, reader, moved),
+                    Kind::Copied => replayed.copied(*slot, place, at, body, moved),
+                    Kind::Entry => match codec::decode_entry(body) {
+                        Some(entry) if found.is_taken_back(place, entry.lsn) => {
+                            replayed.taken_back(*slot, found.is_taken_back_since(place, entry.lsn), &entry);
+                            Some(())
+                        }
+                        Some(entry) => replayed.entry(*slot, entry, upto, reader, moved),
+                        None => None,
+                    },
                     Kind::Fence if place > name => {
                         replayed.fence = codec::decode_fence(body);
                         replayed.fence.map(|_| ())
                     }
-                    // What an older fence said is in the checkpoint.
-                    Kind::Fence | Kind::Part | Kind::Continue => Some(()),
+                    // What an older fence said is in the checkpoint, what was taken back is known beforehand.
+                    Kind::Fence | Kind::Part | Kind::Continue | Kind::Truncate => Some(()),
                 };
                 read.ok_or(Problem::Corrupt(at))
             })?;
@@ -627,7 +639,8 @@ impl Replayed {
         // gone with its segment.
         let kept: FxHashSet<Place> =
             checkpoint.into_iter().flat_map(|checkpoint| &checkpoint.staged).copied().collect();
-        replayed.staged.retain(|_, (place, ..)| *place > name || kept.contains(place));
+        let again = std::mem::take(&mut replayed.again);
+        replayed.staged.retain(|token, (place, ..)| *place > name || kept.contains(place) || again.contains(token));
         for (_, at, _) in replayed.staged.values() {
             replayed.segments.get_mut(reader.slot_of(at.entry)).staged += 1;
         }
@@ -641,15 +654,33 @@ impl Replayed {
         Some(())
     }
 
+    fn copied(&mut self, slot: usize, place: Place, at: u64, body: &[u8], moved: &FxHashMap<u32, Lsn>) -> Option<()> {
+        let (meta, first) = codec::decode_copied(body)?;
+        // Settled before they came here: where their segment moved, they did.
+        if !moved.contains_key(&place.generation) {
+            let waits = StagedAt { entry: at, color: meta.staged.color, records: meta.staged.records };
+            self.index.insert(waits.color, first, waits.records, at);
+            self.segments.get_mut(slot).own.add(waits.color, Span { low: first, high: waits.last(first) });
+        }
+        Some(())
+    }
+
+    /// An entry in the segment `by` was taken back; `since`: later than the checkpoint.
+    fn taken_back(&mut self, by: usize, since: bool, entry: &Entry) {
+        self.segments.get_mut(by).taken_back = true;
+        if let (true, Body::Assign(assigns)) = (since, &entry.body) {
+            self.again.extend(assigns.iter().flat_map(Assign::each).map(|(token, _)| token));
+        }
+    }
+
     fn entry<D: Device>(
         &mut self,
         by: usize,
-        body: &[u8],
+        entry: Entry,
         upto: Option<Lsn>,
         reader: &Reader<'_, D>,
         moved: &FxHashMap<u32, Lsn>,
     ) -> Option<()> {
-        let entry = codec::decode_entry(body)?;
         let segment = self.segments.get_mut(by);
         segment.lsn = segment.lsn.max(entry.lsn);
         if let Body::Assign(assigns) = &entry.body {

@@ -6,7 +6,8 @@
 //! [`Problem::Corrupt`]. What stands behind the end is no part of the log, now or ever: the next segment's first entry
 //! says so.
 //!
-//! The newest checkpoint in the log that is whole says which segments before its own still belong to it.
+//! The newest checkpoint in the log that is whole says which segments before its own still belong to it. That, and the
+//! `Truncate`s in the log, say which shard-log entries are no more: everyone who reads the log passes them by.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,11 +15,11 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
-use flexlog_protocol::StoreId;
 use flexlog_protocol::checksum::crc32c;
 use flexlog_protocol::media::Device;
+use flexlog_protocol::{Lsn, StoreId};
 
-use crate::codec::{self, CONTINUE, Checkpoint, Continue, PART_META, PartMeta, StagedMeta};
+use crate::codec::{self, CONTINUE, Checkpoint, Continue, PART_META, PartMeta, StagedMeta, TakenBack, Truncate};
 use crate::layout::{ENTRY_HEADER, HEAD_BYTES, Header, Kind, Place, entry_crc};
 use crate::superblock::Superblock;
 
@@ -48,12 +49,28 @@ pub(crate) struct Found {
     pub(crate) chain: Vec<(usize, Place)>,
     /// The newest whole checkpoint, and the place of its first part.
     pub(crate) checkpoint: Option<(Place, Checkpoint)>,
+    /// Which entries are no more, in the order of the log.
+    pub(crate) taken_back: Vec<TakenBack>,
     /// Whether the next entry can go right behind the last: nothing there can be mistaken for one.
     pub(crate) clean: bool,
     /// Below this all was durable, as far as anything says.
     pub(crate) fenced: Place,
     /// The highest generation that was seen.
     pub(crate) generation: u32,
+}
+
+impl Found {
+    /// Whether the shard-log entry at `place` was taken back.
+    pub(crate) fn is_taken_back(&self, place: Place, lsn: Lsn) -> bool {
+        self.taken_back.iter().any(|taken| taken.covers(place, lsn))
+    }
+
+    /// Whether it was, and the newest checkpoint does not know it: what the entry numbered is staged, though the
+    /// checkpoint's list lacks it.
+    pub(crate) fn is_taken_back_since(&self, place: Place, lsn: Lsn) -> bool {
+        let name = self.checkpoint.as_ref().map_or(Place::default(), |(name, _)| *name);
+        self.taken_back.iter().any(|taken| taken.place > name && taken.covers(place, lsn))
+    }
 }
 
 /// A part of a checkpoint.
@@ -74,6 +91,7 @@ struct Scan {
     /// Behind that is nothing that was, or could be taken for, an entry of this generation.
     clean: bool,
     parts: Vec<Part>,
+    truncates: Vec<TakenBack>,
 }
 
 /// What segments hold, by generation.
@@ -130,15 +148,22 @@ impl<'a, D: Device> Reader<'a, D> {
             facts.look_behind(&bytes, 0, None, self, slot);
             return Ok(None);
         };
-        let mut scan = Scan { slot, before: first.before, good: 0, clean: false, parts: Vec::new() };
+        let mut scan =
+            Scan { slot, before: first.before, good: 0, clean: false, parts: Vec::new(), truncates: Vec::new() };
         while let Some((header, body)) = good_entry(&bytes, scan.good as usize, Some(generation), self.seed) {
             facts.note(&header);
             let end = scan.good + header.stride() as u32;
-            if header.kind == Kind::Part
-                && let Some(meta) = PartMeta::decode(body)
-            {
-                let at = Place::new(generation, scan.good);
-                scan.parts.push(Part { at, end: Place::new(generation, end), meta });
+            let at = Place::new(generation, scan.good);
+            match header.kind {
+                Kind::Part => {
+                    let part = |meta| Part { at, end: Place::new(generation, end), meta };
+                    scan.parts.extend(PartMeta::decode(body).map(part));
+                }
+                Kind::Truncate => {
+                    let taken_back = |truncate: Truncate| TakenBack { place: at, upto: truncate.upto };
+                    scan.truncates.extend(Truncate::decode(body).map(taken_back));
+                }
+                _ => {}
             }
             scan.good = end;
         }
@@ -234,9 +259,10 @@ impl<'a, D: Device> Reader<'a, D> {
             })
         };
         let slot = |end: Place| Some((search.scans.get(&end.generation)?.slot, end));
-        let chain = chain.into_iter().filter(in_log).filter_map(slot).collect();
+        let chain: Vec<_> = chain.into_iter().filter(in_log).filter_map(slot).collect();
+        let taken_back = search.taken_back(&chain, checkpoint.as_ref());
         let Facts { fenced, generation, .. } = search.facts;
-        Ok(Found { chain, checkpoint, clean: false, fenced, generation })
+        Ok(Found { chain, checkpoint, taken_back, clean: false, fenced, generation })
     }
 
     /// The first entry of a segment, if it is one: the segment's generation, and what it says.
@@ -383,6 +409,7 @@ impl<D: Device> Search<'_, D> {
             return Ok(Attempt::Found(Found {
                 chain: Vec::new(),
                 checkpoint: None,
+                taken_back: Vec::new(),
                 clean: false,
                 fenced: start,
                 generation: self.facts.generation,
@@ -429,8 +456,20 @@ impl<D: Device> Search<'_, D> {
             }
         }
         let clean = scan.clean && !cut;
+        let taken_back = self.taken_back(&slots, checkpoint.as_ref());
         let Facts { fenced, generation, .. } = self.facts;
-        Ok(Attempt::Found(Found { chain: slots, checkpoint, clean, fenced, generation }))
+        Ok(Attempt::Found(Found { chain: slots, checkpoint, taken_back, clean, fenced, generation }))
+    }
+
+    /// What the log says to be taken back, in its segments or in its checkpoint.
+    fn taken_back(&self, chain: &[(usize, Place)], checkpoint: Option<&(Place, Checkpoint)>) -> Vec<TakenBack> {
+        let here = chain.iter().filter_map(|(_, end)| Some((end, self.scans.get(&end.generation)?)));
+        let here = here.flat_map(|(end, scan)| scan.truncates.iter().filter(move |taken| taken.place < *end));
+        let told = checkpoint.into_iter().flat_map(|(_, checkpoint)| &checkpoint.truncates);
+        let mut all: Vec<TakenBack> = here.chain(told).copied().collect();
+        all.sort_unstable_by_key(|taken| taken.place);
+        all.dedup();
+        all
     }
 
     /// The first entry of a segment that is not good, before the segment's end.
@@ -475,7 +514,7 @@ impl<D: Device> Search<'_, D> {
 fn good_head<'a>(bytes: &'a [u8], at: usize, header: &Header, seed: u32) -> Option<(&'a [u8], Option<StagedMeta>)> {
     let entry = bytes.get(at..at.checked_add(ENTRY_HEADER)?.checked_add(header.body_len as usize)?)?;
     let body = &entry[ENTRY_HEADER..];
-    let (covered, meta) = if header.kind == Kind::Staged {
+    let (covered, meta) = if header.kind.has_records() {
         let meta = StagedMeta::decode(body)?;
         (ENTRY_HEADER + meta.records_at(), Some(meta))
     } else {

@@ -2,6 +2,7 @@
 //!
 //! A segment is *held* by records that have a number in the index (not trimmed, not moved to an SSD file), by the
 //! `Assign`s of such numbers, and by staged records; and by shard-log entries until a checkpoint elsewhere covers them.
+//! Entries that were taken back hold nothing, as long as checkpoints say that they were.
 //! What is held by nothing is free once the checkpoint that leaves it out is durable. Order plays no part: an old color
 //! does not keep the segments after its own.
 
@@ -89,6 +90,8 @@ pub(crate) struct Segment {
     pub(crate) moving: bool,
     /// Its records could not be read to be moved: they stay.
     pub(crate) stuck: bool,
+    /// Some of its shard-log entries were taken back.
+    pub(crate) taken_back: bool,
 }
 
 /// See the module.
@@ -136,6 +139,26 @@ impl Segments {
     #[inline]
     pub(crate) fn get_mut(&mut self, slot: usize) -> &mut Segment {
         &mut self.list[slot]
+    }
+
+    /// The entries above `upto` were taken back.
+    pub(crate) fn truncate(&mut self, upto: Lsn) {
+        for segment in self.list.iter_mut().filter(|segment| segment.lsn > upto) {
+            segment.lsn = upto;
+            segment.taken_back = true;
+        }
+        for segment in &mut self.list {
+            segment.numbered = segment.numbered.min(upto);
+        }
+    }
+
+    /// Whether one of those in use, but for `leaving`, has entries that were taken back by what stands at `place`.
+    pub(crate) fn any_taken_back(&self, place: Place, leaving: &[usize]) -> bool {
+        let mut list = self.list.iter().enumerate();
+        list.any(|(slot, segment)| {
+            let stays = segment.used == Use::Live && !leaving.contains(&slot);
+            stays && segment.taken_back && segment.generation <= place.generation
+        })
     }
 
     /// Takes a free one into use.

@@ -15,7 +15,8 @@ use flexlog_protocol::{Append, Assign, Body, Color, Entry, Incarnation, Lsn, Rec
 use rustc_hash::FxHashMap;
 
 use crate::codec::{
-    self, CHECKPOINT_META, Checkpoint, ONE_ASSIGN_ENTRY, PART_META, PartMeta, STAGED_META, StagedMeta, decode_record,
+    self, CHECKPOINT_META, Checkpoint, ONE_ASSIGN_ENTRY, PART_META, PartMeta, STAGED_META, StagedMeta, TRUNCATE,
+    TakenBack, Truncate, decode_record,
 };
 use crate::index::{Index, Loc};
 use crate::layout::{ENTRY_HEADER, HEAD_BYTES, Header, Kind, Place, padded};
@@ -71,6 +72,8 @@ pub struct Store<D> {
     staged: FxHashMap<Token, StagedAt>,
     /// The newest `Fence` in the log.
     fence: Option<Incarnation>,
+    /// What was taken back in segments that are in use, in the order of the log.
+    taken_back: Vec<TakenBack>,
     since: Since,
     wanted: bool,
     /// Bytes of the last checkpoint: the next one will be about as long.
@@ -98,6 +101,7 @@ pub(crate) struct Begin<D> {
     pub(crate) index: Index,
     pub(crate) staged: FxHashMap<Token, StagedAt>,
     pub(crate) fence: Option<Incarnation>,
+    pub(crate) taken_back: Vec<TakenBack>,
     pub(crate) checkpoint_bytes: usize,
     pub(crate) committed: Lsn,
     pub(crate) tiers: Option<Tiers>,
@@ -108,7 +112,8 @@ pub(crate) struct Begin<D> {
 
 impl<D: Device> Store<D> {
     pub(crate) fn new(begin: Begin<D>) -> Self {
-        let Begin { log, index, staged, fence, checkpoint_bytes, committed, tiers, high_mark, cache, lock } = begin;
+        let Begin { log, index, staged, fence, taken_back, checkpoint_bytes, committed, .. } = begin;
+        let Begin { tiers, high_mark, cache, lock, .. } = begin;
         let since = Since::default();
         let log_is_slow = log.device.slice(0, 1).is_none();
         Self {
@@ -116,6 +121,7 @@ impl<D: Device> Store<D> {
             index,
             staged,
             fence,
+            taken_back,
             since,
             wanted: false,
             checkpoint_bytes,
@@ -212,6 +218,33 @@ impl<D: Device> Store<D> {
                 self.log.segments.get_mut(by).given.add(assign.color, span);
             }
         }
+    }
+
+    /// The entry that gave these numbers was taken back.
+    fn unassign(&mut self, assign: &Assign) {
+        for (token, first) in assign.each() {
+            let numbers = || (0..assign.records).filter_map(|i| Some((i, first.plus(i)?)));
+            let entry = self.index.find(assign.color, first).filter(|loc| loc.index() == 0).map(Loc::entry);
+            // Numbers that were copied, against the rules, name what was copied, and stay.
+            let Some(entry) = entry.filter(|entry| self.is_staged_at(token, *entry)) else {
+                debug_assert!(false, "{token} is not where {}/{first} is", assign.color);
+                continue;
+            };
+            for (i, number) in numbers() {
+                self.index.forget(assign.color, number, Loc::new(entry, i));
+                if let Some(cache) = &self.cache {
+                    cache.forget(assign.color, number);
+                }
+            }
+            self.note_staged(token, StagedAt { entry, color: assign.color, records: assign.records });
+        }
+    }
+
+    /// Whether the append under `token` is the entry at this byte of the area.
+    fn is_staged_at(&self, token: Token, entry: u64) -> bool {
+        let bytes = self.bytes(entry, ENTRY_HEADER + STAGED_META, ENTRY_HEADER + STAGED_META);
+        let meta = bytes.ok().and_then(|bytes| StagedMeta::decode(bytes.get(ENTRY_HEADER..)?));
+        meta.is_some_and(|meta| meta.staged.token == token)
     }
 
     /// An append that was put at `entry` waits for numbers.
@@ -316,6 +349,13 @@ impl<D: Device> Store<D> {
             Outcome::Failed(why) => Err(self.log.fail(&io::Error::other(why))),
             Outcome::Full(why) => {
                 tracing::warn!(why, "records stay in the area");
+                Ok(())
+            }
+            Outcome::GivenUp(why) => {
+                tracing::warn!(
+                    why,
+                    "a move to SSD was given up and is tried again: records stay in the area meanwhile"
+                );
                 Ok(())
             }
             Outcome::Moved { .. } | Outcome::Reclaimed { .. } => Ok(()),
@@ -464,7 +504,7 @@ impl<D: Device> Store<D> {
         // The entry's own checksum would have to go over the whole table of a batch. What an old entry in this place
         // could have left is told by the generation, damage by the record's checksum.
         let sound = Header::peek(&bytes)
-            .filter(|header| header.kind == Kind::Staged && header.generation == self.log.segments.get(slot).generation)
+            .filter(|header| header.kind.has_records() && header.generation == self.log.segments.get(slot).generation)
             .and_then(|_| StagedMeta::decode(bytes.get(ENTRY_HEADER..)?))
             .filter(|meta| meta.staged.color == color && loc.index() < meta.staged.records);
         let Some(meta) = sound else { return Ok(None) };
@@ -513,9 +553,24 @@ impl<D: Device> Store<D> {
         Ok(codec::decode_append(body).filter(|append| append.token() == token))
     }
 
+    /// Puts an append as an entry of this kind, as long as that leaves what is kept back. Returns the byte of the area that
+    /// it begins at.
+    #[inline]
+    fn put_append(&mut self, kind: Kind, append: &Append) -> Result<u64, StoreError> {
+        self.log.check()?;
+        let len = ENTRY_HEADER + codec::staged_len(append);
+        if let Err(error) = self.log.make_room(len, self.reserve()) {
+            self.consider();
+            return Err(error);
+        }
+        let entry = self.put_records(kind, append, len)?;
+        self.log.grow_ahead(len, self.reserve());
+        Ok(entry)
+    }
+
     /// Puts an append of `len` bytes as an entry, for which there is room.
     #[inline]
-    fn put_staged(&mut self, append: &Append, len: usize) -> Result<u64, StoreError> {
+    fn put_records(&mut self, kind: Kind, append: &Append, len: usize) -> Result<u64, StoreError> {
         let head = self.log.begin();
         codec::put_staged_head(head, append);
         match append.records() {
@@ -523,7 +578,7 @@ impl<D: Device> Store<D> {
                 codec::put_tags(head, record);
                 // The record's first byte is behind what the checksum of the entry covers.
                 let covered = self.log.begun() - 1;
-                self.log.finish_with(Kind::Staged, covered, len, &[record.payload()])
+                self.log.finish_with(kind, covered, len, &[record.payload()])
             }
             records => {
                 let covered = self.log.begun();
@@ -540,7 +595,7 @@ impl<D: Device> Store<D> {
                     parts.push(record.payload());
                     from = end;
                 }
-                self.log.finish_with(Kind::Staged, covered, len, &parts)
+                self.log.finish_with(kind, covered, len, &parts)
             }
         }
     }
@@ -550,7 +605,7 @@ impl<D: Device> Store<D> {
     fn write_checkpoint(&mut self, upto: Lsn, state: &[u8]) -> Result<(), StoreError> {
         let mut trims: Vec<(Color, SeqNum)> = self.index.trims().collect();
         trims.sort_unstable();
-        let lists = 8 * (self.log.segments.len() + self.staged.len()) + 16 * trims.len();
+        let lists = 8 * (self.log.segments.len() + self.staged.len()) + 16 * (trims.len() + self.taken_back.len());
         let most = CHECKPOINT_META + lists + state.len();
         let (segments, piece) = self.split_checkpoint(most);
         let first = ENTRY_HEADER + PART_META + piece.min(most);
@@ -571,9 +626,13 @@ impl<D: Device> Store<D> {
         live.retain(|end| end.generation < name.generation && !gone.contains(&end.generation));
         let mut staged: Vec<Place> = self.staged.values().map(|staged| self.log.place_of(staged.entry)).collect();
         staged.sort_unstable();
+        // Of segments that leave, nobody needs to know.
+        let mut truncates = self.taken_back.clone();
+        truncates.retain(|taken| self.log.segments.any_taken_back(taken.place, &leaving));
+        self.taken_back.clone_from(&truncates);
         let mut bytes = Vec::with_capacity(CHECKPOINT_META + lists + state.len());
         // The state is the replica's and may be long, so it is not copied on the way.
-        Checkpoint { upto, fence: self.fence, live, staged, trims, state: Bytes::new() }.put(&mut bytes);
+        Checkpoint { upto, fence: self.fence, live, staged, trims, truncates, state: Bytes::new() }.put(&mut bytes);
         bytes.extend_from_slice(state);
         let parts = bytes.len().div_ceil(piece);
         for (part, piece) in bytes.chunks(piece).enumerate() {
@@ -594,15 +653,8 @@ impl<D: Device> Store<D> {
 
 impl<D: Device> LogStore for Store<D> {
     fn stage(&mut self, append: &Append) -> Result<(), StoreError> {
-        self.log.check()?;
-        let len = ENTRY_HEADER + codec::staged_len(append);
         let before = self.log.head();
-        if let Err(error) = self.log.make_room(len, self.reserve()) {
-            self.consider();
-            return Err(error);
-        }
-        let entry = self.put_staged(append, len)?;
-        self.log.grow_ahead(len, self.reserve());
+        let entry = self.put_append(Kind::Staged, append)?;
         self.note_staged(append.token(), StagedAt { entry, color: append.color(), records: append.count() });
         if before != self.log.head() {
             self.since.segments += 1;
@@ -631,6 +683,48 @@ impl<D: Device> LogStore for Store<D> {
     fn seal(&mut self, incarnation: Incarnation) -> Result<(), StoreError> {
         self.put_entry(Kind::Fence, codec::FENCE, |body| codec::put_fence(body, &incarnation))?;
         self.fence = Some(incarnation);
+        Ok(())
+    }
+
+    fn copy(&mut self, color: Color, first: SeqNum, records: &[Record]) -> Result<(), StoreError> {
+        if records.is_empty() {
+            return self.log.check();
+        }
+        let sound = first.plus(records.len() as u32).is_some();
+        let append = Append::new(codec::copied_token(first), color, None, records.to_vec()).ok().filter(|_| sound);
+        let Some(append) = append else {
+            debug_assert!(false, "{} records from {color}/{first} on are no append", records.len());
+            return Err(self.log.full());
+        };
+        let before = self.log.head();
+        let entry = self.put_append(Kind::Copied, &append)?;
+        self.index.insert(color, first, append.count(), entry);
+        let high = StagedAt { entry, color, records: append.count() }.last(first);
+        let slot = self.log.slot_of(entry);
+        self.log.segments.get_mut(slot).own.add(color, Span { low: first, high });
+        if before != self.log.head() {
+            self.since.segments += 1;
+            self.consider();
+        }
+        Ok(())
+    }
+
+    fn truncate(&mut self, upto: Lsn, entries: &[Arc<Entry>]) -> Result<(), StoreError> {
+        let Some(last) = entries.last().map(|entry| entry.lsn) else { return self.log.check() };
+        debug_assert_eq!((entries[0].lsn, last.0), (upto.next(), upto.0 + entries.len() as u64));
+        debug_assert!(upto >= self.committed, "{upto} is below {}, which is committed", self.committed);
+        self.put_entry(Kind::Truncate, TRUNCATE, |body| Truncate { upto, last }.put(body))?;
+        // Any place behind the entries will do, and none of what comes is behind them.
+        let place =
+            Place::new(self.log.next().generation, self.log.next().offset - padded(ENTRY_HEADER + TRUNCATE) as u32);
+        self.taken_back.push(TakenBack { place, upto });
+        self.log.segments.truncate(upto);
+        for entry in entries.iter().rev() {
+            if let Body::Assign(assigns) = &entry.body {
+                assigns.iter().rev().for_each(|assign| self.unassign(assign));
+            }
+        }
+        self.consider();
         Ok(())
     }
 

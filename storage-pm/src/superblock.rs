@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   magic             0..8     "FLEXLOGS"
-//!   version           8..12    2
+//!   version           8..12    3
 //!   zero             12..16
 //!   sequence         16..24    writes of the superblock; even ones go to copy 0
 //!   cluster          24..40
@@ -31,7 +31,7 @@ pub(crate) const BYTES: usize = 128;
 /// Bytes from one copy to the next.
 pub(crate) const STRIDE: u64 = 4096;
 /// The one version of the format that this code knows.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 const MAGIC: [u8; 8] = *b"FLEXLOGS";
 const CRC_AT: usize = BYTES - 4;
 

@@ -21,11 +21,11 @@ use rustc_hash::FxHashMap;
 
 use crate::codec::{self, StagedMeta};
 use crate::index::Loc;
-use crate::layout::{ENTRY_HEADER, HEAD_BYTES, Header, Kind, Place};
+use crate::layout::{ENTRY_HEADER, HEAD_BYTES, Header, Place};
 use crate::segments::Spans;
 use crate::ssd::{self, SsdError, Tier};
 
-/// How long trimmed space may wait to be given back, and a full SSD to be tried again, in microseconds: 1 s.
+/// How long trimmed space may wait to be given back, and a move that was given up to be tried again, in microseconds: 1 s.
 pub(crate) const PAUSE_MICROS: u64 = 1_000_000;
 /// What a cached record costs beside its bytes.
 const CACHED_OVERHEAD: u64 = 96;
@@ -63,6 +63,10 @@ impl Cache {
 
     pub(crate) fn put(&self, color: Color, number: SeqNum, record: &Record) {
         self.0.insert((color, number), record.clone());
+    }
+
+    pub(crate) fn forget(&self, color: Color, number: SeqNum) {
+        self.0.remove(&(color, number));
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -105,7 +109,9 @@ pub(crate) enum Outcome {
     Reclaimed { bytes: u64 },
     /// The SSD has no room.
     Full(String),
-    /// The SSD broke.
+    /// It could not be done, and nothing changed: what was just written could not be read back, for one.
+    GivenUp(String),
+    /// The SSD broke: it cannot be told what is durable there.
     Failed(String),
 }
 
@@ -134,8 +140,8 @@ pub(crate) struct Tiers {
     trimmed: bool,
     /// Not before that is space given back.
     reclaim_at: Time,
-    /// The SSD had no room the last time: it is not tried again before that.
-    full_until: Option<Time>,
+    /// The last move came to nothing: the next is not tried before that.
+    pause_until: Option<Time>,
 }
 
 /// What ended.
@@ -154,7 +160,7 @@ impl Tiers {
             trimming: VecDeque::new(),
             trimmed: true,
             reclaim_at: Time::default(),
-            full_until: None,
+            pause_until: None,
         }
     }
 
@@ -183,15 +189,15 @@ impl Tiers {
     /// When something is to be done that nothing else will call for.
     pub(crate) fn at(&self) -> Option<Time> {
         let reclaim = self.trimmed.then_some(self.reclaim_at);
-        reclaim.into_iter().chain(self.full_until).min().filter(|_| self.running.is_none())
+        reclaim.into_iter().chain(self.pause_until).min().filter(|_| self.running.is_none())
     }
 
     /// Whether records may move now. Not while a trim is not durable: what it took out of the index does not move, and must
     /// not be taken for moved when a crash takes the trim back.
     pub(crate) fn may_move(&mut self, now: Time) -> bool {
         // Once the pause is over there is none, whether or not anything is to move: nobody is to be called for it again.
-        self.full_until.take_if(|until| *until <= now);
-        self.trimming.is_empty() && self.full_until.is_none()
+        self.pause_until.take_if(|until| *until <= now);
+        self.trimming.is_empty() && self.pause_until.is_none()
     }
 
     /// What the work that was under way came to, if it has ended.
@@ -206,8 +212,8 @@ impl Tiers {
         };
         let work = self.running.take()?.work;
         match &outcome {
-            Outcome::Full(_) => self.full_until = Some(now.after(PAUSE_MICROS)),
-            Outcome::Reclaimed { bytes } if *bytes > 0 => self.full_until = None,
+            Outcome::Full(_) | Outcome::GivenUp(_) => self.pause_until = Some(now.after(PAUSE_MICROS)),
+            Outcome::Reclaimed { bytes } if *bytes > 0 => self.pause_until = None,
             Outcome::Moved { .. } | Outcome::Reclaimed { .. } | Outcome::Failed(_) => {}
         }
         Some(match work {
@@ -330,9 +336,15 @@ impl Tiers {
 }
 
 fn failed(error: SsdError) -> Outcome {
+    let why = error.to_string();
     match error {
-        SsdError::Full { .. } => Outcome::Full(error.to_string()),
-        error => Outcome::Failed(error.to_string()),
+        SsdError::Full { .. } => Outcome::Full(why),
+        SsdError::Failed { .. } => Outcome::Failed(why),
+        // Not writing failed but reading: of the records to be moved, or of the file that they went to. They are where
+        // they were, and the file is in no manifest.
+        SsdError::Io { .. } | SsdError::Damaged { .. } | SsdError::Refused(_) | SsdError::Source { .. } => {
+            Outcome::GivenUp(why)
+        }
     }
 }
 
@@ -383,7 +395,7 @@ fn find<'a>(segments: &'a Segments, segment_bytes: u64, moved: &Moved) -> Option
     let (generation, bytes) = segments.get(&((at / segment_bytes) as usize))?;
     let entry = bytes.get((at % segment_bytes) as usize..)?;
     let header = Header::peek(entry)?;
-    if header.kind != Kind::Staged || header.generation != *generation {
+    if !header.kind.has_records() || header.generation != *generation {
         return None;
     }
     let body = entry.get(ENTRY_HEADER..ENTRY_HEADER + header.body_len as usize)?;

@@ -18,7 +18,7 @@ fn a_sound_store_has_no_faults_and_all_of_it_is_told() {
     let report = look(&media, &folder);
     assert_eq!(report.findings, vec![], "{report:#?}");
     let identity = report.identity.unwrap();
-    assert_eq!((identity.version, identity.opened, identity.tiered, identity.intent), (2, 1, true, false));
+    assert_eq!((identity.version, identity.opened, identity.tiered, identity.intent), (3, 1, true, false));
     assert!(report.superblocks.iter().all(|copy| copy.good));
     assert_eq!(report.superblocks.iter().filter(|copy| copy.counts).count(), 1);
     assert_eq!((report.log.last, report.log.clean), (written.entries.last().unwrap().lsn, true));
@@ -121,25 +121,25 @@ fn golden(name: &str) -> Vec<u8> {
     std::fs::read(format!("{}/tests/golden/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
 }
 
-/// Reading what version 2 wrote, and writing the same again. To make them: run with `WRITE_GOLDEN=1`, and know that a file
+/// Reading what version 3 wrote, and writing the same again. To make them: run with `WRITE_GOLDEN=1`, and know that a file
 /// that changes without a new version breaks every store there is.
 #[test]
-fn golden_files_of_version_2_are_read_and_written() {
+fn golden_files_of_version_3_are_read_and_written() {
     let Small { media, folder, written } = small();
     let made = [
-        ("v2.area", media.bytes()),
-        ("v2.area.ssd", folder.contents(FILE).unwrap()),
-        ("v2.area.manifest", folder.contents("manifest").unwrap()),
+        ("v3.area", media.bytes()),
+        ("v3.area.ssd", folder.contents(FILE).unwrap()),
+        ("v3.area.manifest", folder.contents("manifest").unwrap()),
     ];
     for (name, bytes) in made {
         if std::env::var_os("WRITE_GOLDEN").is_some() {
             std::fs::write(format!("{}/tests/golden/{name}", env!("CARGO_MANIFEST_DIR")), &bytes).unwrap();
         }
-        assert!(bytes == golden(name), "{name} is not written as version 2 was");
+        assert!(bytes == golden(name), "{name} is not written as version 3 was");
     }
-    let (media, folder) = (media_of(&golden("v2.area")), SimFolder::new());
-    folder.put(FILE, &golden("v2.area.ssd"));
-    folder.put("manifest", &golden("v2.area.manifest"));
+    let (media, folder) = (media_of(&golden("v3.area")), SimFolder::new());
+    folder.put(FILE, &golden("v3.area.ssd"));
+    folder.put("manifest", &golden("v3.area.manifest"));
     assert_eq!(look(&media, &folder).findings, vec![]);
     let (store, recovered) = open(&media, &folder).unwrap();
     let (upto, state) = recovered.checkpoint.unwrap();
@@ -155,23 +155,25 @@ fn golden_files_of_version_2_are_read_and_written() {
 }
 
 #[test]
-fn the_next_version_of_each_file_is_refused_and_left_as_it_is() {
-    let area = golden("v2.area");
+fn another_version_of_each_file_is_refused_and_left_as_it_is() {
+    let area = golden("v3.area");
     let files = || {
         let folder = SimFolder::new();
-        folder.put(FILE, &golden("v2.area.ssd"));
-        folder.put("manifest", &golden("v2.area.manifest"));
+        folder.put(FILE, &golden("v3.area.ssd"));
+        folder.put("manifest", &golden("v3.area.manifest"));
         folder
     };
     // Of the area, one copy is enough.
-    for at in [8, 4096 + 8] {
+    for (at, version) in [(8, 4), (4096 + 8, 4), (8, 2), (4096 + 8, 2)] {
         let (media, folder) = (media_of(&area), files());
-        media.damage(at, &[3]);
+        media.damage(at, &[version]);
         let before = media.bytes();
         let error = open(&media, &folder).unwrap_err();
-        assert!(matches!(error, OpenError::Version { found: 3, known: 2, .. }), "{error}");
+        let refused = matches!(error, OpenError::Version { found, known: 3, .. } if found == u32::from(version));
+        assert!(refused, "{error}");
         let report = look(&media, &folder);
-        assert!(report.faults().any(|fault| fault.file == "sim" && fault.what.contains("format version 3")));
+        let told = format!("format version {version}");
+        assert!(report.faults().any(|fault| fault.file == "sim" && fault.what.contains(&told)));
         assert!(media.bytes() == before, "it was left as it is");
     }
     for name in [FILE, "manifest"] {

@@ -2,28 +2,17 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
+#[path = "common/each.rs"]
+mod each;
 
 use common::{OWNER, STORE, append, open, open_tiered, options, read_all, session, token};
-use flexlog_protocol::media::{Device, LogStore, ReadError, Recovered, StoreError};
-use flexlog_protocol::{
-    Assign, Body, Color, Condition, Entry, Epoch, Incarnation, Lsn, Position, Record, SeqNum, Tag, Time, limits,
-};
+use each::{assign, entry, fence_any, n, with_each};
+use flexlog_protocol::media::{Device, LogStore, ReadError, StoreError};
+use flexlog_protocol::{Body, Color, Condition, Epoch, Incarnation, Lsn, Position, Record, SeqNum, Tag, Time, limits};
 use flexlog_storage_pm::device::{AnyDevice, DeviceKind, Fences, SimDevice, SimMedia};
 use flexlog_storage_pm::ssd::SimFolder;
 use flexlog_storage_pm::{Closed, OpenError, Options, Store};
 use uuid::Uuid;
-
-fn n(counter: u32) -> SeqNum {
-    SeqNum::new(Epoch(1), counter)
-}
-
-fn entry(lsn: u64, body: Body) -> Entry {
-    Entry { lsn: Lsn(lsn), epoch: Epoch(1), body }
-}
-
-fn assign(lsn: u64, seq: u64, color: u64, first: u32, records: u32) -> Entry {
-    entry(lsn, Body::Assign(vec![Assign::one(token(seq), Color(color), n(first), records)]))
-}
 
 fn fence<D: Device>(store: &mut Store<D>) {
     let fence = store.fence().unwrap();
@@ -45,32 +34,6 @@ fn small_log() -> (SimMedia, Store<SimDevice>) {
     store.stage(&append(6, 1, &[vec![6; 10]])).unwrap();
     fence(&mut store);
     (media, store)
-}
-
-/// Runs a test on a store over each device; the function opens it, again and again the same one.
-fn with_each(options: Options, test: impl Fn(&str, &dyn Fn() -> (Box<dyn LogStore>, Recovered))) {
-    let media = SimMedia::new(1 << 30);
-    test("sim", &|| {
-        let (store, recovered) = open(&media, options).unwrap();
-        (Box::new(store), recovered)
-    });
-    let disk = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
-    let memory = tempfile::tempdir_in("/dev/shm").expect("these tests need a tmpfs at /dev/shm");
-    for (name, folder, kind) in [("file", &disk, DeviceKind::File), ("mmap", &memory, DeviceKind::Mmap)] {
-        let path = folder.path().join("replica");
-        test(name, &|| {
-            let closed = Closed::open_folder(&path, Some(kind), OWNER, STORE, options).unwrap();
-            let (store, recovered) = closed.open_alone(Uuid::from_u128(1)).unwrap();
-            (Box::new(store), recovered)
-        });
-    }
-}
-
-fn fence_any(store: &mut dyn LogStore) {
-    let fence = store.fence().unwrap();
-    while store.fenced().unwrap() < fence {
-        std::thread::yield_now();
-    }
 }
 
 #[test]
@@ -549,4 +512,41 @@ fn a_full_ssd_is_tried_again_and_calls_for_nobody_when_nothing_is_to_move() {
     now = again;
     while work(&mut store, now) {}
     assert_eq!(store.background_at(), None);
+}
+
+/// A file that cannot be read back is no file: its records stay where they are, and it is tried again after a while.
+#[test]
+fn a_move_that_cannot_read_what_it_wrote_is_given_up_and_tried_again() {
+    // It reads the header, the footer, and the indexes.
+    for nth in 1..=3 {
+        let (media, folder) = (SimMedia::new(1 << 20), SimFolder::new());
+        let options = Options { high_mark: 30, ..options(4096, 12) };
+        let (mut store, _) = open_tiered(&media, &folder, options).unwrap();
+        for i in 1..=20_u32 {
+            store.stage(&append(i.into(), 1, &[vec![i as u8; 900]])).unwrap();
+            store.append(&assign(i.into(), i.into(), 1, i - 1, 1)).unwrap();
+            fence(&mut store);
+        }
+        let (before, used) = (read_all(&store, 1), store.usage().segments);
+        let (mut now, committed) = (Time(0), Lsn(20));
+        folder.fail_read(nth);
+        store.background(now, committed).unwrap().unwrap()();
+        assert!(store.background(now, committed).unwrap().is_none(), "not at once");
+        assert_eq!((store.usage().ssd_files, store.usage().segments), (0, used));
+        assert!(folder.contents("0000000001.ssd").is_none(), "nothing is left of it");
+        assert_eq!(read_all(&store, 1), before);
+        // The store goes on.
+        store.stage(&append(21, 1, &[vec![21; 10]])).unwrap();
+        fence(&mut store);
+        let again = store.background_at().unwrap();
+        assert!(again > now, "after a while");
+        now = again;
+        while let Some(work) = store.background(now, committed).unwrap() {
+            work();
+        }
+        assert!(store.usage().ssd_records > 0);
+        assert_eq!(read_all(&store, 1), before);
+        let (store, recovered) = open_tiered(&media.crash(nth), &folder.crash(nth), options).unwrap();
+        assert_eq!((read_all(&store, 1), recovered.staged.len()), (before, 1));
+    }
 }

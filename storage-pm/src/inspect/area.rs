@@ -7,7 +7,6 @@ use flexlog_protocol::media::Device;
 use flexlog_protocol::{Assign, Body, Color, Entry, Incarnation, Lsn, SeqNum, Token};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::Depth;
 use super::numbers::{Run, RunSet, above};
 use super::report::{
     Checkpoint, ColorReport, EntryLine, Identity, KINDS, LogEnd, Report, SegmentReport, SegmentState, SuperblockCopy,
@@ -95,6 +94,10 @@ pub(super) struct Log {
     waiting: FxHashMap<Token, Waiting>,
     /// Numbers with a record in the area that did not move.
     here: RunSet,
+    /// Numbers with a record in the area that was copied there and did not move.
+    copied: RunSet,
+    /// Numbers with a record in the area that was copied, and another copy of it there.
+    twice: RunSet,
     /// Numbers with a record in the area that the manifest says has moved.
     moved: RunSet,
     /// Numbers that were given to appends that are not in the area.
@@ -105,6 +108,8 @@ pub(super) struct Log {
     pub(super) end: Place,
     /// Some of the area cannot be read as it was written, so less is there than should be.
     damaged: bool,
+    /// What got its numbers from entries that were taken back since the checkpoint.
+    again: FxHashSet<Token>,
 }
 
 /// Reads the log.
@@ -148,6 +153,13 @@ pub(super) fn log<D: Device>(device: &D, superblock: &Superblock, tier: &Tier, l
     }
     log.moved.sort();
     log.absent.sort();
+    // What was copied twice is there twice.
+    for (color, run) in log.copied.sort() {
+        log.twice.add(color, run);
+    }
+    for (color, run) in log.copied.shared(&log.here) {
+        log.twice.add(color, run);
+    }
     log
 }
 
@@ -182,6 +194,7 @@ impl<D: Device> Walk<'_, D> {
             self.report.segments.push(SegmentReport { slot, offset, state, generation, ..SegmentReport::default() });
         }
         self.report.chain.clone_from(&self.found.chain);
+        self.report.taken_back.clone_from(&self.found.taken_back);
         if let Some((name, checkpoint)) = &self.found.checkpoint {
             self.log.fence = checkpoint.fence;
             self.log.last = checkpoint.upto;
@@ -259,7 +272,26 @@ impl<D: Device> Walk<'_, D> {
                     self.report.bad(at, format!("the append {} cannot be read", meta.staged.token));
                 }
             }),
-            Kind::Entry => codec::decode_entry(body).map(|entry| self.shard_entry(slot, at, &entry)),
+            Kind::Entry => codec::decode_entry(body).map(|entry| {
+                if self.found.is_taken_back(place, entry.lsn) {
+                    self.taken_back(self.found.is_taken_back_since(place, entry.lsn), &entry);
+                } else {
+                    self.shard_entry(slot, at, &entry);
+                }
+            }),
+            Kind::Copied => codec::decode_copied(body).map(|(meta, first)| {
+                let last = first.plus(meta.staged.records - 1).unwrap_or(first);
+                let moved = self.tier.moved.contains_key(&place.generation);
+                let set = if moved { &mut self.log.moved } else { &mut self.log.copied };
+                set.add(meta.staged.color, Run { first, last, at });
+                if codec::decode_append(bytes::Bytes::copy_from_slice(body)).is_none() {
+                    self.report.bad(at, format!("the records from {}/{first} on cannot be read", meta.staged.color));
+                }
+            }),
+            Kind::Truncate => codec::Truncate::decode(body).map(|truncate| {
+                // The next one follows that place.
+                self.last = self.last.map(|last| last.min(truncate.upto));
+            }),
             Kind::Fence => codec::decode_fence(body).map(|fence| {
                 if place > name {
                     self.log.fence = Some(fence);
@@ -274,6 +306,13 @@ impl<D: Device> Walk<'_, D> {
         };
         if read.is_none() {
             self.report.bad(at, "this entry is not one that this program writes");
+        }
+    }
+
+    /// `since`: later than the checkpoint.
+    fn taken_back(&mut self, since: bool, entry: &Entry) {
+        if let (true, Body::Assign(assigns)) = (since, &entry.body) {
+            self.log.again.extend(assigns.iter().flat_map(Assign::each).map(|(token, _)| token));
         }
     }
 
@@ -329,7 +368,9 @@ impl<D: Device> Walk<'_, D> {
             Some((name, checkpoint)) => (*name, checkpoint.staged.iter().copied().collect()),
             None => (Place::default(), FxHashSet::default()),
         };
-        log.waiting.retain(|_, waiting| waiting.place > name || kept.contains(&waiting.place));
+        let again = std::mem::take(&mut log.again);
+        log.waiting
+            .retain(|token, waiting| waiting.place > name || kept.contains(&waiting.place) || again.contains(token));
         for waiting in log.waiting.values() {
             report.segments[waiting.slot].staged += 1;
         }
@@ -353,35 +394,45 @@ impl Log {
         self.trims.get(&color).copied()
     }
 
-    /// What the log says of numbers must fit what the SSD files have.
-    pub(super) fn check_against(&self, tier: &Tier, depth: Depth, report: &mut Report) {
-        if depth != Depth::Everything {
-            return;
-        }
-        let lost = |report: &mut Report, set: &RunSet, what: &str| {
+    /// Whether the area has a record of this number that did not move.
+    pub(super) fn has(&self, color: Color, number: SeqNum) -> bool {
+        self.here.has(color, number) || self.copied.has(color, number)
+    }
+
+    /// What the log says of numbers must fit what the SSD files have. Returns the numbers that are here twice, or here and
+    /// there: all of these must be the same record.
+    pub(super) fn check_against(&self, tier: &Tier, report: &mut Report) -> RunSet {
+        let mut there = tier.numbers.clone();
+        self.copied.each().for_each(|(color, run)| there.add(color, run));
+        there.sort();
+        let lost = |report: &mut Report, set: &RunSet, there: &RunSet, what: &str| {
             for (color, run) in set.each() {
                 let Some(run) = above(run, self.trim(color)) else { continue };
-                if let Some(number) = tier.numbers.lacks(color, run) {
+                if let Some(number) = there.lacks(color, run) {
                     report.bad(run.at, format!("the record {color}/{number} {what}, and is in no SSD file"));
                 }
             }
         };
-        lost(report, &self.absent, "got its number here, is not in the area");
-        lost(report, &self.moved, "moved from here");
-        for (color, run) in self.here.each() {
-            if let Some(number) = tier.numbers.has_any(color, run) {
-                report.bad(run.at, format!("the number {color}/{number} names a record here and one in an SSD file"));
-            }
-        }
+        lost(report, &self.absent, &there, "got its number here, is not in the area");
+        // What was copied here again did not move from where it was copied to first.
+        self.here.each().for_each(|(color, run)| there.add(color, run));
+        there.sort();
+        lost(report, &self.moved, &there, "moved from here");
+        let mut twice = self.twice.clone();
+        let both = self.here.shared(&tier.numbers).chain(self.copied.shared(&tier.numbers));
+        both.for_each(|(color, run)| twice.add(color, run));
+        twice.sort();
+        twice
     }
 
     pub(super) fn colors(&self, tier: &Tier, report: &mut Report) {
         let mut left = RunSet::default();
-        for (color, run) in self.here.each() {
+        for (color, run) in self.here.each().chain(self.copied.each()) {
             if let Some(run) = above(run, self.trim(color)) {
                 left.add(color, run);
             }
         }
+        left.sort();
         let mut colors: Vec<Color> =
             left.colors().chain(tier.colors.keys().copied()).chain(self.trims.keys().copied()).collect();
         colors.sort_unstable();
@@ -415,7 +466,11 @@ pub fn list_entries<D: Device>(
                 at += 8;
                 continue;
             };
-            let (lsn, says) = says(&header, body);
+            let (lsn, mut says) = says(&header, body);
+            let place = Place::new(end.generation, at);
+            if lsn.is_some_and(|lsn| report.is_taken_back(place, lsn)) {
+                says.push_str(" (taken back)");
+            }
             let line = EntryLine {
                 offset: reader.byte(*slot, at),
                 generation: end.generation,
@@ -448,6 +503,19 @@ fn says(header: &Header, body: &[u8]) -> (Option<Lsn>, String) {
             Some(entry) => (Some(entry.lsn), body_says(&entry)),
             None => (None, unknown()),
         },
+        Kind::Copied => {
+            let text = codec::decode_copied(body).map(|(meta, first)| {
+                let color = meta.staged.color;
+                let last = first.plus(meta.staged.records - 1).unwrap_or(first);
+                format!("records {color}/{first}..{last}, settled elsewhere")
+            });
+            (None, text.unwrap_or_else(unknown))
+        }
+        Kind::Truncate => {
+            let text = codec::Truncate::decode(body)
+                .map(|truncate| format!("entries above {} are taken back, up to {}", truncate.upto, truncate.last));
+            (None, text.unwrap_or_else(unknown))
+        }
         Kind::Fence => {
             let text = codec::decode_fence(body).map(|fence| format!("epoch {} of {}", fence.epoch, fence.uuid));
             (None, text.unwrap_or_else(unknown))

@@ -15,7 +15,7 @@ pub(super) struct Run {
 }
 
 /// Numbers of every color. Runs are added in any order and sorted once, by [`RunSet::sort`].
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct RunSet(BTreeMap<Color, Vec<Run>>);
 
 impl RunSet {
@@ -73,11 +73,26 @@ impl RunSet {
         Some(next)
     }
 
-    /// A number of `run` that is in here.
-    pub(super) fn has_any(&self, color: Color, run: Run) -> Option<SeqNum> {
-        let runs = self.0.get(&color)?;
-        let held = runs.get(runs.partition_point(|held| held.last < run.first))?;
-        (held.first <= run.last).then(|| held.first.max(run.first))
+    /// Whether a number is in here.
+    pub(super) fn has(&self, color: Color, number: SeqNum) -> bool {
+        let runs = self.0.get(&color).map_or(&[][..], Vec::as_slice);
+        runs.get(runs.partition_point(|held| held.last < number)).is_some_and(|held| held.first <= number)
+    }
+
+    /// The runs of numbers that are in both.
+    pub(super) fn shared<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (Color, Run)> {
+        self.each().flat_map(|(color, run)| {
+            let runs = other.0.get(&color).map_or(&[][..], Vec::as_slice);
+            let from = runs.partition_point(|held| held.last < run.first);
+            let both = runs[from..].iter().take_while(move |held| held.first <= run.last);
+            both.map(move |held| {
+                (color, Run { first: held.first.max(run.first), last: held.last.min(run.last), ..run })
+            })
+        })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     pub(super) fn summary(&self, color: Color) -> Option<Numbers> {
@@ -131,8 +146,17 @@ mod tests {
         assert_eq!((set.lacks(color, run(0, 2)), set.lacks(color, run(5, 6))), (None, None));
         assert_eq!((set.lacks(color, run(1, 4)), set.lacks(color, run(3, 4))), (Some(n(3)), Some(n(3))));
         assert_eq!((set.lacks(color, run(9, 10)), set.lacks(Color(2), run(7, 7))), (Some(n(10)), Some(n(7))));
-        assert_eq!((set.has_any(color, run(7, 8)), set.has_any(color, run(3, 8))), (None, Some(n(4))));
-        assert_eq!(set.has_any(color, run(5, 5)), Some(n(5)));
+        for (number, held) in [(0, true), (2, true), (3, false), (6, true), (8, false), (9, true), (10, false)] {
+            assert_eq!(set.has(color, n(number)), held, "{number}");
+        }
+        assert!(!set.has(Color(2), n(1)));
+        let mut other = RunSet::default();
+        other.add(color, run(1, 4));
+        other.add(color, run(6, 20));
+        other.add(Color(2), run(0, 9));
+        let shared = |a: &RunSet, b: &RunSet| a.shared(b).map(|(_, run)| (run.first, run.last)).collect::<Vec<_>>();
+        let both = [(n(1), n(2)), (n(4), n(4)), (n(6), n(6)), (n(9), n(9))];
+        assert_eq!((shared(&set, &other), shared(&other, &set)), (both.to_vec(), both.to_vec()));
     }
 
     #[test]

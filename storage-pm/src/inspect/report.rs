@@ -5,6 +5,7 @@ use std::fmt;
 use flexlog_protocol::{ClusterId, Color, Incarnation, Lsn, ReplicaId, SeqNum, StoreId};
 use uuid::Uuid;
 
+use crate::codec::TakenBack;
 use crate::layout::Place;
 use crate::superblock::Superblock;
 
@@ -12,7 +13,7 @@ use crate::superblock::Superblock;
 const MOST_FINDINGS: usize = 1000;
 
 /// The kinds of entries, in the order of [`SegmentReport::entries`].
-pub const KINDS: [&str; 5] = ["staged", "entry", "fence", "checkpoint", "continue"];
+pub const KINDS: [&str; 7] = ["staged", "entry", "fence", "checkpoint", "continue", "copied", "truncate"];
 
 /// Something that people should know.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -110,7 +111,7 @@ pub struct SegmentReport {
     pub used: u32,
     /// How many entries of each of [`KINDS`].
     pub entries: [u64; KINDS.len()],
-    /// Lowest and highest place in the shard log.
+    /// Lowest and highest place in the shard log, of entries that were not taken back.
     pub lsns: Option<(Lsn, Lsn)>,
     /// Appends in it that wait for their numbers.
     pub staged: u64,
@@ -233,6 +234,8 @@ pub struct Report {
     more_faults: u64,
     /// The segments of the log with their ends, in order.
     pub(super) chain: Vec<(usize, Place)>,
+    /// Which entries are no more.
+    pub(super) taken_back: Vec<TakenBack>,
 }
 
 impl Report {
@@ -251,11 +254,17 @@ impl Report {
         self.more_faults == 0 && self.faults().next().is_none()
     }
 
-    /// Records in the area and in SSD files, each counted once; trimmed ones in SSD files are among them.
+    /// Records in the area and in SSD files; trimmed ones in SSD files are among them, and those count twice that were
+    /// copied here after they had moved there.
     #[must_use]
     pub fn records(&self) -> u64 {
         let both = self.colors.iter().flat_map(|color| [color.area, color.ssd]);
         both.flatten().map(|numbers| numbers.records).sum()
+    }
+
+    /// Whether the shard-log entry at `place` was taken back.
+    pub(super) fn is_taken_back(&self, place: Place, lsn: Lsn) -> bool {
+        self.taken_back.iter().any(|taken| taken.covers(place, lsn))
     }
 
     pub(super) fn fault(&mut self, file: impl Into<String>, offset: Option<u64>, what: impl Into<String>) {

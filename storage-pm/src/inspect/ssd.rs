@@ -10,6 +10,7 @@ use super::Depth;
 use super::area::Log;
 use super::numbers::{Run, RunSet};
 use super::report::{Numbers, Report, SsdFileReport, SsdReport};
+use super::twice::Sums;
 use crate::open::sources_of;
 use crate::ssd::{FileMeta, Folder, MANIFEST, Manifest, Refusal, SsdError, SsdFile, file_id};
 use crate::superblock::Superblock;
@@ -29,6 +30,8 @@ pub(super) struct Tier {
     pub(super) colors: BTreeMap<Color, Numbers>,
     /// Every number that a file has a record of, where everything is looked at.
     pub(super) numbers: RunSet,
+    /// The checksums of those that the area has, too.
+    pub(super) sums: Sums,
 }
 
 impl Tier {
@@ -157,7 +160,7 @@ impl Tier {
                     Some(trim) => row.first.max(trim.plus(1).unwrap_or(row.last)),
                     None => row.first,
                 };
-                self.read_numbers(&file, &index, row.color, from);
+                self.read_numbers(&file, &index, row.color, from, log);
             }
         }
         let FileMeta { bytes, records, upto, sources, .. } = file.meta().clone();
@@ -165,13 +168,23 @@ impl Tier {
     }
 
     /// Notes the numbers of a color that can be read. What cannot was told by the file's own check.
-    fn read_numbers(&mut self, file: &Arc<SsdFile>, index: &Arc<crate::ssd::FileIndex>, color: Color, from: SeqNum) {
+    fn read_numbers(
+        &mut self,
+        file: &Arc<SsdFile>,
+        index: &Arc<crate::ssd::FileIndex>,
+        color: Color,
+        from: SeqNum,
+        log: &Log,
+    ) {
         let mut next = Some(from);
         while let Some(from) = next {
             let mut records: Vec<(SeqNum, Record)> = Vec::new();
             let result = file.read(index, color, from, SeqNum::MAX, AT_ONCE, AT_ONCE_BYTES, &mut records);
-            for (number, _) in &records {
+            for (number, record) in &records {
                 self.numbers.add(color, Run { first: *number, last: *number, at: 0 });
+                if log.has(color, *number) {
+                    self.sums.insert((color, *number), record.crc());
+                }
             }
             next = match result {
                 Ok(()) if records.is_empty() => None,

@@ -1,5 +1,6 @@
 //! A small store with something of everything: segments of 4096 bytes, a checkpoint, trimmed numbers, tags, a batch, an
-//! append that waits, a fence, and an SSD file. The same calls give the same bytes.
+//! append that waits, a fence, copied records, entries that were taken back, and an SSD file. The same calls give the same
+//! bytes.
 #![allow(dead_code)]
 
 use std::collections::BTreeMap;
@@ -67,6 +68,7 @@ struct Builder {
     written: Written,
     seq: u64,
     next: BTreeMap<u64, u32>,
+    epoch: Epoch,
 }
 
 impl Builder {
@@ -77,7 +79,7 @@ impl Builder {
     }
 
     fn put(&mut self, body: Body) {
-        let entry = Entry { lsn: Lsn(self.written.entries.len() as u64 + 1), epoch: Epoch(1), body };
+        let entry = Entry { lsn: Lsn(self.written.entries.len() as u64 + 1), epoch: self.epoch, body };
         self.store.append(&entry).unwrap();
         self.written.entries.push(entry);
         self.fence();
@@ -102,6 +104,27 @@ impl Builder {
         self.put(Body::Assign(vec![Assign::one(append.token(), Color(color), n(first), append.count())]));
     }
 
+    fn copy(&mut self, color: u64, first: u32, records: Vec<Record>) {
+        self.store.copy(Color(color), n(first), &records).unwrap();
+        self.fence();
+        for (i, record) in (0..).zip(records) {
+            self.written.records.insert((Color(color), n(first + i)), record);
+        }
+    }
+
+    /// A record gets a number, loses it again, and gets another.
+    fn number_and_take_back(&mut self, color: u64, record: Record) {
+        let append = self.stage(color, vec![record.clone()], None);
+        let assign = |number| Body::Assign(vec![Assign::one(append.token(), Color(color), number, 1)]);
+        self.put(assign(n(100)));
+        let entry = Arc::new(self.written.entries.pop().unwrap());
+        self.store.truncate(Lsn(entry.lsn.0 - 1), &[entry]).unwrap();
+        self.epoch = Epoch(2);
+        let number = SeqNum::new(self.epoch, 0);
+        self.written.records.insert((Color(color), number), record);
+        self.put(assign(number));
+    }
+
     /// One file, which the store does not hear of any more: what is in it stays in the area too.
     fn move_some(&mut self) {
         let mut now = Time(0);
@@ -122,7 +145,7 @@ pub fn small() -> Small {
     let closed = Closed::open(media.device(), "sim".to_owned(), OWNER, STORE, small_options()).unwrap();
     let closed = closed.with_ssd(Arc::new(folder.clone()));
     let (store, _) = closed.open_alone(Uuid::from_u128(77)).unwrap();
-    let mut build = Builder { store, written: Written::default(), seq: 0, next: BTreeMap::new() };
+    let mut build = Builder { store, written: Written::default(), seq: 0, next: BTreeMap::new(), epoch: Epoch(1) };
     build.put(Body::OpenSession { nonce: Uuid::from_u128(5) });
     // Three segments, of which the older ones move.
     for i in 0..9_u8 {
@@ -146,6 +169,8 @@ pub fn small() -> Small {
     build.store.checkpoint(last, b"the second state").unwrap();
     build.fence();
     build.append(3, vec![record(b"behind the checkpoint".to_vec(), &[])]);
+    build.copy(3, 7, vec![record(b"copied".to_vec(), &[b"tag", b""]), record(Vec::new(), &[])]);
+    build.number_and_take_back(3, record(b"numbered twice".to_vec(), &[]));
     build.append(1, vec![record(b"the last".to_vec(), &[b"tag"])]);
     let Builder { written, .. } = build;
     Small { media, folder, written }
