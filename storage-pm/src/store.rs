@@ -18,6 +18,7 @@ use crate::codec::{
     self, CHECKPOINT_META, Checkpoint, ONE_ASSIGN_ENTRY, PART_META, PartMeta, STAGED_META, StagedMeta, TRUNCATE,
     TakenBack, Truncate, decode_record,
 };
+use crate::device::prefetch;
 use crate::index::{Index, Loc};
 use crate::layout::{ENTRY_HEADER, HEAD_BYTES, Header, Kind, Place, padded};
 use crate::log::Log;
@@ -36,6 +37,8 @@ const LONG: u64 = 16;
 const LOOK_AGAIN: u64 = 256;
 /// How much is read at once where reading takes a system call: a small record with all that stands before it.
 const READ_BYTES: usize = 4096;
+/// How much of an entry in a mapped area is called for before its header is looked at: a small record as a whole.
+const PREFETCH_BYTES: usize = 1024;
 /// The most segments that move into one SSD file.
 const MOST_MOVED: usize = 4;
 
@@ -501,6 +504,10 @@ impl<D: Device> Store<D> {
         let end = HEAD_BYTES + (slot as u64 + 1) * self.log.segment_bytes();
         let within = (end - at) as usize;
         let bytes = self.bytes(at, ENTRY_HEADER + STAGED_META, within)?;
+        if let Cow::Borrowed(bytes) = bytes {
+            // Where the record is follows from the header: without this its lines would be waited for after that one.
+            prefetch(&bytes[..bytes.len().min(PREFETCH_BYTES)]);
+        }
         // The entry's own checksum would have to go over the whole table of a batch. What an old entry in this place
         // could have left is told by the generation, damage by the record's checksum.
         let sound = Header::peek(&bytes)

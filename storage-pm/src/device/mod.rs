@@ -25,6 +25,7 @@ pub mod sim;
 pub use file::FileDevice;
 pub use mmap::{Mapping, MmapDevice};
 pub use persist::Flush;
+pub(crate) use persist::prefetch;
 #[cfg(feature = "pmem2")]
 pub use pmem2::Pmem2Device;
 pub use sim::{Fences, SimDevice, SimMedia, SplitMix};
