@@ -148,13 +148,19 @@ fn drawing<C>(clients: impl IntoIterator<Item = Outcome<C>>) -> Outcome<Vec<(C, 
 }
 
 /// Measures one row in `folder`, which is empty. Returns also which RocksDB it was.
-pub(super) fn measure(folder: &Path, cell: Cell, slices: usize, time: Duration) -> Outcome<(Row, String)> {
+pub(super) fn measure(
+    folder: &Path,
+    cell: Cell,
+    slices: usize,
+    time: Duration,
+    gather: Duration,
+) -> Outcome<(Row, String)> {
     let database = Database::open(&folder.join("rocksdb"))?;
     let mut peers = drawing((0..cell.threads).map(|nth| PeerClient::new(&database, nth, cell)))?;
     let shares = cell.medium == Medium::Disk && cell.threads > 1;
     let own = |nth: usize| OwnStore::new(&folder.join(format!("store-{nth}")), nth, cell);
     let mut owners = drawing((0..cell.threads).map(own))?;
-    let shared = shares.then(|| SharedStore::new(&folder.join("store"))).transpose()?;
+    let shared = shares.then(|| SharedStore::new(&folder.join("store"), cell, gather)).transpose()?;
     let mut sharers = match &shared {
         Some(shared) => drawing((0..cell.threads).map(|nth| SharedClient::new(shared, nth, cell)))?,
         None => Vec::new(),

@@ -6,7 +6,9 @@
 //! still held. Keys only go up, and no two slices write the same.
 //!
 //! On memory every thread has a store of its own, as every shard has; RocksDB's threads share one database. On a disk
-//! all threads share one store, where all that waits shares a fence; stores for each thread stand beside it.
+//! all threads share one store, where all that waits shares a fence; stores for each thread stand beside it. With
+//! `--gather-us`, those that the last fence let go have a moment to come back before the next starts, as with a database's
+//! commit delay. RocksDB is as it comes: who waits first syncs for all that came while the sync before was under way.
 //!
 //! The two take turns, a slice each, in a fresh store and database for each row.
 
@@ -49,6 +51,9 @@ pub(crate) struct RocksArgs {
     /// How long a slice is, in milliseconds.
     #[arg(long, default_value_t = 300)]
     slice_ms: u64,
+    /// The longest that a shared store waits for all its threads before it starts a fence, in microseconds.
+    #[arg(long, default_value_t = 0)]
+    gather_us: u64,
     /// Only records of these many bytes; up to 65536.
     #[arg(long, value_delimiter = ',')]
     sizes: Option<Vec<usize>>,
@@ -133,7 +138,8 @@ pub(crate) fn run(args: &RocksArgs) -> Outcome<()> {
         let folder = tempfile::Builder::new().prefix("flexlog-bench-").tempdir_in(dir)?;
         eprintln!("{:4} s  {done} of {}: {}", began.elapsed().as_secs(), cells.len(), cell.name());
         let slice = Duration::from_millis(args.slice_ms);
-        let (row, found) = cell::measure(folder.path(), *cell, args.slices, slice)?;
+        let gather = Duration::from_micros(args.gather_us);
+        let (row, found) = cell::measure(folder.path(), *cell, args.slices, slice, gather)?;
         rows.push(row);
         version = found;
     }
@@ -142,6 +148,7 @@ pub(crate) fn run(args: &RocksArgs) -> Outcome<()> {
         "rocksdb": version,
         "slices": args.slices,
         "slice_ms": args.slice_ms,
+        "gather_us": args.gather_us,
         "rows": rows,
         "targets": judged.iter().map(Judged::object).collect::<Vec<_>>(),
     });

@@ -6,6 +6,7 @@
 use std::hint::black_box;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use flexlog_protocol::media::{FenceId, LogStore};
@@ -166,22 +167,42 @@ struct Shared {
     covered: u64,
     durable: u64,
     fence: FenceId,
+    /// Somebody is about to start the next fence.
+    gathering: bool,
 }
 
-/// A store on a disk that all threads share. Whoever finds that no fence is under way starts one for all that was put.
+/// A store on a disk that all threads share. Whoever waits and finds that no fence is under way starts one for all that was
+/// put. Before that it can let those come back who were let go by the last one, for a short while: otherwise part of the threads
+/// waits for the fence of the others.
 pub(super) struct SharedStore {
     shared: Mutex<Shared>,
     bell: Arc<Bell>,
+    threads: u64,
+    gather: Duration,
 }
 
 impl SharedStore {
-    pub(super) fn new(folder: &Path) -> Outcome<Self> {
+    /// One that waits this long for all threads before a fence.
+    pub(super) fn new(folder: &Path, cell: Cell, gather: Duration) -> Outcome<Self> {
         let mut log = open_log(folder, HELD_BYTES)?;
         let bell = Arc::new(Bell::default());
         let ringing = Arc::clone(&bell);
         log.store.on_fenced(Box::new(move || ringing.ring()));
-        let shared = Shared { log, put: 0, covered: 0, durable: 0, fence: FenceId(0) };
-        Ok(Self { shared: Mutex::new(shared), bell })
+        let shared = Shared { log, put: 0, covered: 0, durable: 0, fence: FenceId(0), gathering: false };
+        Ok(Self { shared: Mutex::new(shared), bell, threads: cell.threads as u64, gather })
+    }
+
+    /// Lets others put their records, until all threads did or it was long enough.
+    fn gather<'a>(&'a self, mut shared: MutexGuard<'a, Shared>) -> MutexGuard<'a, Shared> {
+        shared.gathering = true;
+        let began = Instant::now();
+        while shared.put - shared.durable < self.threads && began.elapsed() < self.gather {
+            drop(shared);
+            std::thread::yield_now();
+            shared = self.lock();
+        }
+        shared.gathering = false;
+        shared
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
@@ -219,13 +240,15 @@ impl Client for SharedClient<'_> {
             };
             if shared.log.store.fenced()? >= shared.fence {
                 shared.durable = shared.covered;
-                if shared.put > shared.durable {
-                    shared.covered = shared.put;
-                    shared.fence = shared.log.store.fence()?;
-                }
             }
             if shared.durable >= mine {
                 return Ok(());
+            }
+            // Who put a record and was not covered by the last fence is here or about to be: the bell woke it.
+            if shared.durable == shared.covered && !shared.gathering {
+                shared = self.store.gather(shared);
+                shared.covered = shared.put;
+                shared.fence = shared.log.store.fence()?;
             }
             drop(shared);
             self.store.bell.wait(seen);
