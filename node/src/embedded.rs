@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 use tokio::task::{LocalSet, spawn_local};
 use uuid::Uuid;
 
-use crate::engine::{Engine, Place};
+use crate::engine::{Engine, Led, Place};
 pub use crate::retention::file::ReadError as AgesError;
 use crate::retention::keeper::Keeper;
 use crate::server::{Parts, Seat, Server};
@@ -257,11 +257,14 @@ async fn open(options: &Options) -> Result<Parts, StartError> {
         cache_bytes: options.cache_bytes,
     };
     let members = open_members(&storing, &*metadata, homes, &fenced).await?;
+    let tree = operations::tree(&*metadata).await?;
     let place = Place {
         position: shard.leaf,
         parent: None,
         children: Vec::new(),
-        shards: vec![(SHARD, shard.view.clone())],
+        shards: Led::by(&tree, shard.leaf),
+        // One process has them all: none is lost alone.
+        replica_timeout: u64::MAX,
         numbers_per_epoch: options.numbers_per_epoch,
     };
     let mut engine = Engine::new(members, Some(place));
@@ -270,7 +273,7 @@ async fn open(options: &Options) -> Result<Parts, StartError> {
     Ok(Parts {
         engine,
         keeper,
-        tree: operations::tree(&*metadata).await?,
+        tree,
         metadata,
         kept: None,
         cluster: cluster.id,

@@ -13,16 +13,16 @@
 //! when a deadline has come ([`Engine::next_deadline`]). It promises that writes reach each store in the order in which its member made them, that
 //! a member hears of durable writes only after the fence that covers them, and one fence for all that is queued.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::mem;
 use std::sync::Arc;
 
 use flexlog_protocol::api::{Answer, AppendRequest, Appended, Failure, PositionStatus, Request, ShardStatus};
 use flexlog_protocol::media::Background;
 use flexlog_protocol::peer::{NodeMessage, Of, PeerMessage, ToLeaf, ToMember};
-use flexlog_protocol::{Append, Color, Incarnation, Position, ReplicaId, SeqNum, ShardId, Time, limits};
+use flexlog_protocol::{Append, Color, Incarnation, Position, ReplicaId, SeqNum, ShardId, Time, View, limits};
 use flexlog_replica::ConnId;
-use flexlog_sequencer::{Leaf, tree};
+use flexlog_sequencer::{Leaf, StopReason, ViewOutcome, tree};
 use rustc_hash::FxHashMap;
 
 use crate::links::Peer;
@@ -33,8 +33,8 @@ mod station;
 
 use members::Wanted;
 pub use members::{Member, ReadDone, SlowRead, StoreAt};
-pub(crate) use station::Place;
 use station::Station;
+pub(crate) use station::{Led, Place};
 
 /// The most bytes of appends that wait for room in a store; more are passed on, and may be refused.
 const MAX_HELD_BYTES: usize = 64 << 20;
@@ -61,13 +61,27 @@ enum Message {
 }
 
 /// What the engine needs from outside.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     /// The position serves, and all of its shards.
     Serving,
     /// The position is to be claimed again, and [`Engine::lead`] called with that: its epoch is used up, or somebody that
     /// it leads lost what was said.
     ClaimAgain,
+    /// A shard's view is to be changed in metadata, if this incarnation still holds the position; what became of it goes to
+    /// [`Engine::view_decided`].
+    ChangeView {
+        /// Who wants it.
+        by: Incarnation,
+        /// The shard.
+        shard: ShardId,
+        /// The view that metadata has.
+        from: View,
+        /// The one that it shall have.
+        to: View,
+    },
+    /// Another process holds the position.
+    Deposed,
 }
 
 /// The cores of one process.
@@ -90,6 +104,8 @@ pub struct Engine {
     /// How long what goes up the tree waits for more, in microseconds; and until when what is there does.
     linger_micros: u64,
     flush_due: Option<Time>,
+    /// Replicas that there is a connection to.
+    reached: BTreeSet<ReplicaId>,
     appends: u64,
     counted: FxHashMap<Color, Counted>,
     marked: Vec<Color>,
@@ -120,6 +136,7 @@ impl Engine {
             serving: false,
             linger_micros: 0,
             flush_due: None,
+            reached: BTreeSet::new(),
             appends: 0,
             counted: FxHashMap::default(),
             marked: Vec::new(),
@@ -148,15 +165,63 @@ impl Engine {
         }
     }
 
-    /// Holds the position as `incarnation`, in place of the one before. [`Engine::run`] comes next.
-    pub fn lead(&mut self, incarnation: Incarnation) {
+    /// Holds the position as `incarnation`, in place of the one before, with its shards as metadata has them since that was
+    /// claimed. [`Engine::run`] comes next.
+    pub(crate) fn lead(&mut self, now: Time, incarnation: Incarnation, shards: Vec<Led>) {
         let Some(station) = &mut self.station else { return };
         // What the cores before were about to be told is not for these.
         self.queue.retain(|message| matches!(message, Message::Member(..)));
         self.serving = false;
-        station.lead(incarnation, &mut self.tree_out);
+        station.lead(incarnation, shards, &mut self.tree_out);
         self.route_tree();
-        self.each_leaf(Leaf::start);
+        self.each_leaf(|leaf, out| leaf.start(now, out));
+        let within: Vec<ReplicaId> = self.reached.iter().copied().collect();
+        within.into_iter().for_each(|replica| self.present(replica));
+    }
+
+    /// There is a connection to a replica: one that is no member of its shard can be taken in.
+    pub(crate) fn reached(&mut self, peer: Peer) {
+        if let Peer::Replica(replica) = peer {
+            self.reached.insert(replica);
+            self.present(replica);
+        }
+    }
+
+    /// There is no connection to it.
+    pub(crate) fn unreached(&mut self, peer: Peer) {
+        if let Peer::Replica(replica) = peer {
+            self.reached.remove(&replica);
+        }
+    }
+
+    fn present(&mut self, replica: ReplicaId) {
+        if let Some(shard) = self.station.as_ref().and_then(|station| station.shard_of(replica)) {
+            self.queue.push_back(Message::Leaf(shard, flexlog_sequencer::Input::Present(replica)));
+        }
+    }
+
+    /// A shard that the position leads has these replicas from now on, members and others.
+    pub(crate) fn set_replicas(&mut self, shard: ShardId, replicas: Vec<ReplicaId>) {
+        if let Some(station) = &mut self.station {
+            station.set_replicas(shard, replicas.clone());
+        }
+        for replica in replicas {
+            if self.reached.contains(&replica) {
+                self.present(replica);
+            }
+        }
+    }
+
+    /// Every replica of the shards that the position leads: there must be a connection to each.
+    pub(crate) fn replicas_led(&self) -> Vec<ReplicaId> {
+        self.station.iter().flat_map(Station::replicas).collect()
+    }
+
+    /// What became of an [`Event::ChangeView`]. [`Engine::run`] comes next.
+    pub(crate) fn view_decided(&mut self, by: Incarnation, shard: ShardId, outcome: ViewOutcome) {
+        if self.station.as_ref().and_then(Station::incarnation) == Some(by) {
+            self.queue.push_back(Message::Leaf(shard, flexlog_sequencer::Input::View(outcome)));
+        }
     }
 
     /// Has every leaf do something, and passes on what it says.
@@ -206,8 +271,17 @@ impl Engine {
     /// The process of a peer is another one than before, or lost what was said to it: what it is to know must be said
     /// anew.
     pub fn replaced(&mut self, peer: Peer) {
+        let led = |station: &Station, replica| station.shard_of(replica);
         match (peer, &self.station) {
-            (Peer::Replica(replica), Some(station)) if station.leads(replica) => self.events.push(Event::ClaimAgain),
+            (Peer::Replica(replica), Some(station)) if led(station, replica).is_some() => {
+                if let Some(shard) = led(station, replica) {
+                    self.queue.push_back(Message::Leaf(shard, flexlog_sequencer::Input::Lost(replica)));
+                    // It is still there, and may be taken in anew.
+                    if self.reached.contains(&replica) {
+                        self.queue.push_back(Message::Leaf(shard, flexlog_sequencer::Input::Present(replica)));
+                    }
+                }
+            }
             (Peer::Position(position), Some(station)) if station.parent() == Some(position) => {
                 self.queue.push_back(Message::Tree(tree::Input::ParentReplaced));
             }
@@ -220,8 +294,12 @@ impl Engine {
                     self.queue.push_back(Message::Member(at, input));
                 }
             }
-            // A member that another one asked for a record: the leaf will have it asked again.
-            (Peer::Replica(_), _) => {}
+            (Peer::Replica(replica), _) => {
+                for at in 0..self.members.len() {
+                    let input = flexlog_replica::Input::PeerReplaced(replica);
+                    self.queue.push_back(Message::Member(at, input));
+                }
+            }
         }
     }
 
@@ -473,6 +551,12 @@ impl Engine {
                     self.queue.push_back(Message::Tree(tree::Input::Shard { from: shard, message }));
                 }
                 Output::Serving => {}
+                Output::ChangeView { from, to } => {
+                    if let Some(by) = self.station.as_ref().and_then(Station::incarnation) {
+                        self.events.push(Event::ChangeView { by, shard, from, to });
+                    }
+                }
+                Output::Stopped(StopReason::Deposed) => self.events.push(Event::Deposed),
                 Output::Stopped(reason) => self.stopped = Some(format!("shard {shard}: {reason}")),
             }
         }

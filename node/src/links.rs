@@ -218,6 +218,14 @@ impl Links {
         Ok(())
     }
 
+    /// Has a connection to `peer` made, if its address is known, and kept. Must be called inside a `LocalSet`.
+    pub fn reach(&self, peer: Peer) {
+        if !self.shared.links.borrow().contains_key(&peer) {
+            // Without an address there is nobody to reach yet.
+            drop(self.link(peer));
+        }
+    }
+
     fn link(&self, peer: Peer) -> Result<Rc<Link>, NoAddress> {
         let address = self.shared.addresses.borrow().get(&peer).cloned().ok_or(NoAddress(peer))?;
         let link = Rc::new(Link {

@@ -24,7 +24,7 @@ use tokio::task::{LocalSet, spawn_local};
 use uuid::Uuid;
 
 use crate::embedded::{SsdPlace, StartError};
-use crate::engine::{Engine, Place};
+use crate::engine::{Engine, Led, Place};
 use crate::links::{Dial, Links, Peer};
 use crate::retention::keeper::Keeper;
 use crate::server::{Parts, Seat, Server};
@@ -314,12 +314,12 @@ fn place(tree: &Tree, name: &str, numbers_per_epoch: u32) -> Result<Place, Start
     // The file was found to agree with the metadata.
     let record = record.ok_or_else(|| StartError::Topology(format!("the metadata has no sequencer '{name}'")))?;
     let below = tree.positions.iter().filter(|other| other.parent == Some(record.position));
-    let shards = tree.shards.iter().filter(|shard| shard.leaf == record.position);
     Ok(Place {
         position: record.position,
         parent: record.parent,
         children: below.map(|other| other.position).collect(),
-        shards: shards.map(|shard| (shard.shard, shard.view.clone())).collect(),
+        shards: Led::by(tree, record.position),
+        replica_timeout: limits::REPLICA_TIMEOUT_MICROS,
         numbers_per_epoch,
     })
 }

@@ -17,9 +17,11 @@ use flexlog_protocol::api::{
 use flexlog_protocol::limits::{MAX_COLORS, MAX_CONNECTIONS, MAX_OUTBOUND_BYTES};
 use flexlog_protocol::media::Background;
 use flexlog_protocol::net::{self, NodeConnection, in_process};
-use flexlog_protocol::{ClusterId, Color, Incarnation, Position, ReplicaId, ShardId, Time, wire};
+use flexlog_protocol::peer::Peer;
+use flexlog_protocol::{ClusterId, Color, Incarnation, Position, ReplicaId, ShardId, Time, View, wire};
 use flexlog_replica::ConnId;
-use flexlog_tree_config::operations::{self, Placement, Tree};
+use flexlog_sequencer::ViewOutcome;
+use flexlog_tree_config::operations::{self, Placement, Tree, ViewChange};
 use flexlog_tree_config::record::{PositionRecord, ReplicaRecord, ShardRecord};
 use flexlog_tree_config::{ColorName, ColorRecord, Metadata, served};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -28,7 +30,7 @@ use tokio::task::{JoinHandle, spawn_blocking, spawn_local};
 use tokio::time::MissedTickBehavior;
 use uuid::Uuid;
 
-use crate::engine::{Engine, Event, OWN, SlowRead, StoreAt};
+use crate::engine::{Engine, Event, Led, OWN, SlowRead, StoreAt};
 use crate::links::{self, Links};
 use crate::retention::keeper::{Keeper, Unwritten};
 use crate::transport::{Incoming, Listener};
@@ -193,7 +195,14 @@ impl Server {
         let uuid = Uuid::new_v4();
         let epoch = operations::claim(&*self.metadata, *position, uuid, address).await?;
         tracing::info!(%position, %epoch, "claimed");
-        self.engine.borrow_mut().lead(Incarnation { position: *position, epoch, uuid });
+        // Views as they are once nobody else may change them.
+        let tree = operations::tree(&*self.metadata).await?;
+        let shards = Led::by(&tree, *position);
+        if let Some(links) = &self.links {
+            let replicas = shards.iter().flat_map(|led| &led.replicas);
+            replicas.for_each(|replica| links.reach(Peer::Replica(*replica)));
+        }
+        self.engine.borrow_mut().lead(self.now(), Incarnation { position: *position, epoch, uuid }, shards);
         self.run();
         Ok(())
     }
@@ -229,14 +238,43 @@ impl Server {
                     links::Event::Overflowed(peer) => {
                         tracing::warn!(%peer, "it does not take what it is told: beginning anew");
                         self.engine.borrow_mut().replaced(peer);
-                        self.claim_again_soon();
+                        if !matches!(peer, Peer::Replica(_)) {
+                            self.claim_again_soon();
+                        }
                     }
-                    links::Event::Up(peer) => tracing::info!(%peer, "connected"),
-                    links::Event::Down { peer, why } => tracing::info!(%peer, why, "not connected"),
+                    links::Event::Up(peer) => {
+                        tracing::info!(%peer, "connected");
+                        self.engine.borrow_mut().reached(peer);
+                    }
+                    links::Event::Down { peer, why } => {
+                        tracing::info!(%peer, why, "not connected");
+                        self.engine.borrow_mut().unreached(peer);
+                    }
                 }
             }
             self.run();
         }
+    }
+
+    /// Changes a shard's view in metadata; tries until it is known what became of it.
+    async fn change_view(self: Rc<Self>, by: Incarnation, shard: ShardId, from: View, to: View) {
+        let mut said = false;
+        let outcome = loop {
+            match operations::change_view(&*self.metadata, by, shard, &from, &to).await {
+                Ok(ViewChange::Applied) => break ViewOutcome::Applied,
+                Ok(ViewChange::Refused) => break ViewOutcome::Refused,
+                Ok(ViewChange::Deposed) => break ViewOutcome::Deposed,
+                Err(error) if !said => {
+                    said = true;
+                    tracing::warn!(%shard, %error, "the view cannot be changed now: trying until it is known");
+                }
+                Err(_) => {}
+            }
+            tokio::time::sleep(CLAIM_AGAIN).await;
+        };
+        tracing::info!(%shard, view = %to.number, members = ?to.members, ?outcome, "change of view");
+        self.engine.borrow_mut().view_decided(by, shard, outcome);
+        self.run();
     }
 
     fn claim_again_soon(self: &Rc<Self>) {
@@ -319,6 +357,10 @@ impl Server {
                     self.state.send_replace(State::Serving);
                 }
                 Event::ClaimAgain => self.claim_again_soon(),
+                Event::ChangeView { by, shard, from, to } => {
+                    spawn_local(Rc::clone(self).change_view(by, shard, from, to));
+                }
+                Event::Deposed => tracing::warn!("another process holds the position"),
             }
         }
         if *self.state.borrow() == State::Starting

@@ -278,7 +278,9 @@ impl World {
             | ToLeaf::CloseSession { .. }
             | ToLeaf::Trim { .. }
             | ToLeaf::TailAsk { .. }
-            | ToLeaf::Confirmed { .. } => {}
+            | ToLeaf::Confirmed { .. }
+            | ToLeaf::Learning
+            | ToLeaf::Learned { .. } => {}
         }
         self.push(Stream::ToLeaf { member: at, leaf: of.leaf.epoch }, Packet::ToLeaf(of));
         Ok(())
@@ -315,6 +317,8 @@ impl World {
                 return Ok(());
             }
             Persist::Fence(incarnation) => member.store.seal(*incarnation),
+            Persist::Copy { color, first, records } => member.store.copy(*color, *first, records),
+            Persist::Truncate { upto, entries } => member.store.truncate(*upto, entries),
             Persist::Checkpoint { upto, state } => {
                 member.checkpointing = false;
                 member.store.checkpoint(*upto, state)
@@ -330,6 +334,8 @@ impl World {
             Persist::Entry(entry) => Write::Entry(entry),
             Persist::Fence(incarnation) => Write::Fence(incarnation),
             Persist::Checkpoint { upto, state } => Write::Checkpoint(upto, state),
+            // The view never changes here, so nobody has to catch up.
+            Persist::Copy { .. } | Persist::Truncate { .. } => Write::Nothing,
         });
         match (result, stage) {
             (Ok(()), _) => {
@@ -550,6 +556,12 @@ impl World {
                     let limit = self.kind.numbers_per_epoch.max(records + 20);
                     let counter = self.sequencers[at].counter.take();
                     self.sequencers[at].counter = counter.map(|counter| counter.with_limit(limit));
+                }
+                Output::ChangeView { .. } => {
+                    self.stopped(
+                        &format!("the leaf of epoch {leaf}"),
+                        "it wants another view, which never changes here",
+                    )?;
                 }
                 Output::Stopped(reason) => self.stopped(&format!("the leaf of epoch {leaf}"), &reason.to_string())?,
             }

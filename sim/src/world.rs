@@ -428,7 +428,7 @@ impl World {
         let view = View { number: ViewNumber(1), members };
         let mut leaf = Leaf::new(incarnation, crate::machine::SHARD, view);
         let mut out = Vec::new();
-        leaf.start(&mut out);
+        leaf.start(self.now, &mut out);
         let mut counter = Counter::new(incarnation, true, &[Child::Shard(crate::machine::SHARD)]);
         let mut counter_out = Vec::new();
         counter.start(&mut counter_out);

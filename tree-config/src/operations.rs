@@ -7,6 +7,7 @@
 mod adopt;
 mod layout;
 mod tree;
+mod view;
 
 use std::collections::BTreeSet;
 
@@ -18,6 +19,7 @@ use uuid::Uuid;
 pub use self::adopt::adopt;
 pub use self::layout::{Layout, create_cluster};
 pub use self::tree::{Tree, place, tree};
+pub use self::view::{ViewChange, change_view};
 
 use crate::identity::{self, IdentityRefusal, Opening, Step};
 use crate::key::{Key, Kind, Value};

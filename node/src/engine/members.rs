@@ -184,6 +184,8 @@ impl Engine {
             Persist::Stage(append) => member.store.stage(append),
             Persist::Entry(entry) => member.store.append(entry),
             Persist::Fence(incarnation) => member.store.seal(*incarnation),
+            Persist::Copy { color, first, records } => member.store.copy(*color, *first, records),
+            Persist::Truncate { upto, entries } => member.store.truncate(*upto, entries),
             Persist::Checkpoint { upto, state } => {
                 member.checkpointing = false;
                 member.store.checkpoint(*upto, state)
@@ -196,6 +198,10 @@ impl Engine {
             (Err(StoreError::Full { .. }), Persist::Stage(append)) => {
                 let input = flexlog_replica::Input::StageRefused(append.token());
                 self.queue.push_back(Message::Member(at, input));
+            }
+            (Err(error @ StoreError::Full { .. }), Persist::Copy { .. }) => {
+                tracing::warn!(replica = %member.id, %error, "no room for what is copied from another replica");
+                self.queue.push_back(Message::Member(at, flexlog_replica::Input::CopyRefused));
             }
             // The space kept back for checkpoints is gone: the next one may find more, once more was trimmed.
             (Err(error @ StoreError::Full { .. }), Persist::Checkpoint { .. }) => {

@@ -4,6 +4,8 @@ use flexlog_protocol::api::PositionStatus;
 use flexlog_protocol::peer::Child;
 use flexlog_protocol::{Incarnation, Position, ReplicaId, ShardId, Time, View};
 use flexlog_sequencer::{Leaf, Sequencer, Status, tree};
+use flexlog_tree_config::operations::Tree;
+use flexlog_tree_config::record::ShardRecord;
 
 /// What is fixed of a position while its process lives.
 #[derive(Clone, Debug)]
@@ -13,10 +15,37 @@ pub(crate) struct Place {
     pub(crate) parent: Option<Position>,
     /// The positions right below.
     pub(crate) children: Vec<Position>,
-    /// Its shards, and the views in which it leads them.
-    pub(crate) shards: Vec<(ShardId, View)>,
+    /// Its shards, as metadata has them.
+    pub(crate) shards: Vec<Led>,
+    /// How long a member that owes an answer may make no progress, in microseconds.
+    pub(crate) replica_timeout: u64,
     /// As in [`Sequencer::with_limit`].
     pub(crate) numbers_per_epoch: u32,
+}
+
+/// A shard that a position leads.
+#[derive(Clone, Debug)]
+pub(crate) struct Led {
+    pub(crate) shard: ShardId,
+    /// The view decided last.
+    pub(crate) view: View,
+    /// The fewest members that it may have.
+    pub(crate) min_view: u32,
+    /// Every replica that holds the shard or is to hold it.
+    pub(crate) replicas: Vec<ReplicaId>,
+}
+
+impl Led {
+    /// The shards that `position` leads.
+    pub(crate) fn by(tree: &Tree, position: Position) -> Vec<Self> {
+        let led = |record: &ShardRecord| Self {
+            shard: record.shard,
+            view: record.view.clone(),
+            min_view: record.min_view,
+            replicas: tree.replicas_of(record.shard).map(|replica| replica.replica).collect(),
+        };
+        tree.led_by(position).map(led).collect()
+    }
 }
 
 pub(super) struct Station {
@@ -28,6 +57,7 @@ pub(super) struct Station {
 
 /// The cores of one incarnation.
 struct Held {
+    me: Incarnation,
     sequencer: Sequencer,
     leaves: Vec<(ShardId, Leaf)>,
 }
@@ -38,15 +68,20 @@ impl Station {
     }
 
     /// Starts the sequencer of a new incarnation, in place of all cores before; its leaves are to be started next.
-    pub(super) fn lead(&mut self, me: Incarnation, out: &mut Vec<tree::Output>) {
+    pub(super) fn lead(&mut self, me: Incarnation, shards: Vec<Led>, out: &mut Vec<tree::Output>) {
+        self.place.shards = shards;
         self.granted += self.held.as_ref().map_or(0, |held| held.sequencer.status().granted);
-        let Place { parent, children, shards, numbers_per_epoch, .. } = &self.place;
+        let Place { parent, children, shards, numbers_per_epoch, replica_timeout, .. } = &self.place;
         let below = children.iter().copied().map(Child::Position);
-        let below: Vec<Child> = below.chain(shards.iter().map(|(shard, _)| Child::Shard(*shard))).collect();
+        let below: Vec<Child> = below.chain(shards.iter().map(|led| Child::Shard(led.shard))).collect();
         let mut sequencer = Sequencer::new(me, parent.is_none(), &below).with_limit(*numbers_per_epoch);
         sequencer.start(out);
-        let leaves = shards.iter().map(|(shard, view)| (*shard, Leaf::new(me, *shard, view.clone()))).collect();
-        self.held = Some(Held { sequencer, leaves });
+        let leaf = |led: &Led| {
+            let leaf = Leaf::new(me, led.shard, led.view.clone());
+            (led.shard, leaf.with_views(led.min_view, *replica_timeout))
+        };
+        let leaves = shards.iter().map(leaf).collect();
+        self.held = Some(Held { me, sequencer, leaves });
     }
 
     pub(super) fn position(&self) -> Position {
@@ -58,16 +93,36 @@ impl Station {
     }
 
     pub(super) fn shards(&self) -> impl Iterator<Item = ShardId> + use<'_> {
-        self.place.shards.iter().map(|(shard, _)| *shard)
+        self.place.shards.iter().map(|led| led.shard)
     }
 
+    /// The view in which a shard is led.
     pub(super) fn view(&self, shard: ShardId) -> Option<&View> {
-        self.place.shards.iter().find(|(other, _)| *other == shard).map(|(_, view)| view)
+        let led = self.held.iter().flat_map(|held| &held.leaves).find(|(other, _)| *other == shard);
+        let known = || self.place.shards.iter().find(|led| led.shard == shard).map(|led| &led.view);
+        led.map(|(_, leaf)| leaf.view()).or_else(known)
     }
 
-    /// Whether a replica is a member of one of its shards.
-    pub(super) fn leads(&self, replica: ReplicaId) -> bool {
-        self.place.shards.iter().any(|(_, view)| view.members.contains(&replica))
+    /// The shard of its own that a replica holds.
+    pub(super) fn shard_of(&self, replica: ReplicaId) -> Option<ShardId> {
+        self.place.shards.iter().find(|led| led.replicas.contains(&replica)).map(|led| led.shard)
+    }
+
+    /// Every replica of its shards.
+    pub(super) fn replicas(&self) -> impl Iterator<Item = ReplicaId> + use<'_> {
+        self.place.shards.iter().flat_map(|led| &led.replicas).copied()
+    }
+
+    /// The shard has these replicas.
+    pub(super) fn set_replicas(&mut self, shard: ShardId, replicas: Vec<ReplicaId>) {
+        if let Some(led) = self.place.shards.iter_mut().find(|led| led.shard == shard) {
+            led.replicas = replicas;
+        }
+    }
+
+    /// The incarnation that holds it.
+    pub(super) fn incarnation(&self) -> Option<Incarnation> {
+        self.held.as_ref().map(|held| held.me)
     }
 
     pub(super) fn sequencer(&mut self) -> Option<&mut Sequencer> {

@@ -105,7 +105,7 @@ impl World {
         };
         let mut out = Vec::new();
         world.start_counter();
-        world.leaf.start(&mut out);
+        world.leaf.start(world.now, &mut out);
         world.down.iter_mut().for_each(|down| down.push_back(Of { leaf: world.me, message: ToMember::Seal }));
         world
     }
@@ -374,7 +374,11 @@ impl World {
                 raise(&mut self.tail, color, tail);
                 self.tails_told += 1;
             }
-            ToMember::Seal | ToMember::Conflict { .. } | ToMember::SessionRefused { .. } => {}
+            ToMember::Seal
+            | ToMember::Conflict { .. }
+            | ToMember::SessionRefused { .. }
+            // Only to replicas that are no members: here all are, for good.
+            | ToMember::Learn { .. } => {}
         }
         Ok(())
     }
@@ -417,6 +421,7 @@ impl World {
     fn outputs(&mut self, out: Vec<Output>) -> Result<(), String> {
         for output in out {
             match output {
+                Output::ChangeView { .. } => return Err("a view that never changes is to be changed".into()),
                 Output::Member { to, message } => {
                     self.check_sent(&message.message)?;
                     self.down[to.0 as usize].push_back(message);
@@ -477,7 +482,7 @@ impl World {
             stale.append(down);
         }
         let mut out = Vec::new();
-        self.leaf.start(&mut out);
+        self.leaf.start(self.now, &mut out);
         for output in out {
             if let Output::Member { to, message } = output {
                 self.down[to.0 as usize].push_back(message);

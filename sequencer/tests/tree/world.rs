@@ -261,13 +261,14 @@ impl World {
     }
 
     fn start(&mut self, at: usize) {
+        let now = self.now;
         let process = &mut self.processes[at];
         let mut out = Vec::new();
         process.sequencer.start(&mut out);
         let mut leaf_out = Vec::new();
         for (shard, leaf) in &mut process.leaves {
             let mut out = Vec::new();
-            leaf.start(&mut out);
+            leaf.start(now, &mut out);
             leaf_out.push((*shard, out));
         }
         // None of these can fail a check.
@@ -571,6 +572,7 @@ impl World {
                     self.processes[at].to_tree.entry(shard).or_default().push_back(message);
                 }
                 Output::Serving => {}
+                Output::ChangeView { .. } => return Err("a view that never changes is to be changed".into()),
                 // One that was replaced finds members that have gone on with another; it is of no use any more.
                 Output::Stopped(reason) if self.current[self.shards[shard].position] == at => {
                     return Err(reason.to_string());

@@ -139,7 +139,11 @@ impl World {
                 raise(&mut self.checker.tails, color, tail);
                 self.reached.tails += 1;
             }
-            ToMember::Seal | ToMember::Conflict { .. } | ToMember::SessionRefused { .. } => {}
+            ToMember::Seal
+            | ToMember::Conflict { .. }
+            | ToMember::SessionRefused { .. }
+            // Only to replicas that are no members: here all are, for good.
+            | ToMember::Learn { .. } => {}
         }
         Ok(())
     }
