@@ -17,6 +17,9 @@ use flexlog_protocol::{
 use flexlog_replica::{ConnId, FetchId, Input, Output, Persist, Replica};
 use uuid::Uuid;
 
+#[path = "member/learning.rs"]
+mod learning;
+
 const ME: ReplicaId = ReplicaId(2);
 const SHARD: ShardId = ShardId(1);
 const COLOR: Color = Color(1);
@@ -126,6 +129,26 @@ impl Bench {
                     self.entries.push(entry);
                 }
                 Persist::Fence(incarnation) => self.fence = Some(incarnation),
+                Persist::Copy { color, first, records } => {
+                    for (i, record) in records.into_iter().enumerate() {
+                        self.records.insert((color, first.plus(i as u32).unwrap()), record);
+                    }
+                }
+                Persist::Truncate { upto, entries } => {
+                    self.entries.retain(|entry| entry.lsn <= upto);
+                    let assigns = entries.iter().flat_map(|entry| match &entry.body {
+                        Body::Assign(assigns) => assigns.clone(),
+                        _ => vec![],
+                    });
+                    for assign in assigns {
+                        for (token, first) in assign.each() {
+                            let numbers = (0..assign.records).map(|i| first.plus(i).unwrap());
+                            let records = numbers.map(|n| self.records.remove(&(assign.color, n)).unwrap()).collect();
+                            let append = Append::new(token, assign.color, None, records).unwrap();
+                            self.staged.insert(token, Arc::new(append));
+                        }
+                    }
+                }
                 Persist::Checkpoint { upto, state } => self.checkpoint = Some((upto, state)),
             }
         }
@@ -383,15 +406,6 @@ fn staged_bytes_stay_below_the_share_of_a_small_store() {
     bench.replica = bench.replica.with_staged_limit(10);
     assert_eq!(bench.append(session, 1, "12345"), []);
     assert_eq!(bench.append(session, 2, "12345"), [refused(session, 2, AppendRefusal::Busy)]);
-}
-
-#[test]
-fn an_assignment_without_its_record_stops_the_member() {
-    let (mut bench, session) = Bench::serving();
-    let outputs = bench.write(assign(session, 1, n(1, 0)));
-    assert!(matches!(&outputs[..], [Output::Stopped(why)] if why.contains("not staged here")), "{outputs:?}");
-    assert!(bench.fence().is_empty(), "and it is not acknowledged");
-    assert_eq!(bench.append(session, 1, "a"), [refused(session, 1, AppendRefusal::StorageFailed)]);
 }
 
 #[test]

@@ -1,0 +1,208 @@
+//! A replica that catches up with a member, and records that an entry numbers and that are not here.
+
+use super::*;
+
+/// As whom the other one is known.
+const OTHER: ReplicaId = ReplicaId(1);
+
+fn peer(message: PeerMessage) -> Input {
+    Input::Peer { from: OTHER, message }
+}
+
+/// Carries what the learner and the member say to each other until neither has anything to say; the rest is the learner's.
+fn copy(learner: &mut Bench, member: &mut Bench, mut said: Vec<Output>) -> Vec<Output> {
+    let mut rest = Vec::new();
+    while !said.is_empty() {
+        let mut answers = Vec::new();
+        for output in said {
+            match output {
+                Output::ToPeer { to, message } => {
+                    assert_eq!(to, OTHER);
+                    answers.extend(member.step(peer(message)));
+                    answers.extend(member.fetch());
+                }
+                other => rest.push(other),
+            }
+        }
+        said = Vec::new();
+        for answer in answers {
+            match answer {
+                Output::ToPeer { message, .. } => said.extend(learner.step(peer(message))),
+                other => panic!("a member that helps says {other:?}"),
+            }
+        }
+    }
+    rest
+}
+
+fn settled(member: &mut Bench, session: SessionId, upto: u32) {
+    for counter in 0..upto {
+        member.settle(session, u64::from(counter) + 1, &format!("p{counter}"), n(1, counter));
+    }
+}
+
+#[test]
+fn a_fresh_replica_copies_what_is_settled_and_serves_once_it_is_in_the_view() {
+    let (mut member, session) = Bench::serving();
+    settled(&mut member, session, 5);
+    member.append(session, 9, "staged here, and not there");
+    member.fence();
+    let upto = Lsn(member.lsn);
+
+    let mut learner = Bench::fresh();
+    learner.seal(1);
+    let said = learner.leaf(ToMember::Learn { from: OTHER, behind: upto });
+    let rest = copy(&mut learner, &mut member, said);
+    assert!(rest.iter().all(|output| *output == to_leaf(1, ToLeaf::Learning)), "{rest:?}");
+    let told = learner.fence();
+    assert!(told.contains(&to_leaf(1, ToLeaf::Learned { upto })), "{told:?}");
+    assert_eq!((learner.records.len(), &learner.records), (5, &member.records));
+
+    let not_ready = learner.read(n(1, 0));
+    assert!(matches!(
+        &not_ready[..],
+        [Output::Answer { answer: Answer::Failed { why: Failure::NotReady(_), .. }, .. }]
+    ));
+    learner.lsn = upto.0;
+    learner.commit(Body::NewView(view(2)));
+    assert_eq!(learner.read(n(1, 3)), [record(n(1, 3), "p3")]);
+    // A retry is answered as everywhere.
+    let run = Assign::one(Token { shard: SHARD, session, seq: 2 }, COLOR, n(1, 1), 1);
+    let settled = Appended { members: vec![ME], view: view(2), settled: true, runs: vec![run] };
+    assert_eq!(learner.append(session, 2, "p1"), [answer(Answer::Appended(settled))]);
+}
+
+#[test]
+fn a_member_waits_until_it_knows_enough() {
+    let (mut member, session) = Bench::serving();
+    member.append(session, 1, "a");
+    member.fence();
+    member.write(assign(session, 1, n(1, 0)));
+    member.fence();
+    let ask = PeerMessage::CopyFrom { copy: 1, behind: Lsn(member.lsn), runs: vec![] };
+    assert_eq!(member.step(peer(ask)), []);
+    let outputs = member.commit_all();
+    let upto = Lsn(member.lsn);
+    let told = outputs.iter().any(
+        |output| matches!(output, Output::ToPeer { message: PeerMessage::CopyState { same: Lsn(0), upto: at, .. }, .. } if *at == upto),
+    );
+    assert!(told, "{outputs:?}");
+}
+
+#[test]
+fn what_differs_is_taken_back_and_staged_again() {
+    let (mut member, session) = Bench::serving();
+    let (mut learner, _) = Bench::serving();
+    settled(&mut member, session, 2);
+    for (seq, payload, counter) in [(1, "p0", 0), (2, "p1", 1)] {
+        learner.settle(session, seq, payload, n(1, counter));
+    }
+    let same = Lsn(learner.lsn);
+    // An entry that reached this one only, and one that the others went on with.
+    learner.append(session, 3, "mine");
+    learner.fence();
+    learner.write(assign(session, 3, n(1, 2)));
+    learner.fence();
+    member.seal(2);
+    member.commit(Body::NewView(view(2)));
+    member.append(session, 4, "theirs");
+    member.fence();
+    member.commit(Body::EpochEnd { color: COLOR, end: n(1, 2), next: Epoch(2) });
+    member.commit(assign(session, 4, n(2, 0)));
+
+    let report = learner.seal(2);
+    assert_eq!(report.last, (Epoch(1), same.next()));
+    let said = learner.leaf(ToMember::Learn { from: OTHER, behind: Lsn(member.lsn) });
+    copy(&mut learner, &mut member, said);
+    let truncated = learner.written.iter().any(|what| matches!(what, Persist::Truncate { upto, .. } if *upto == same));
+    assert!(truncated, "{:?}", learner.written);
+    let told = learner.fence();
+    let upto = Lsn(member.lsn);
+    let again = to_leaf(2, ToLeaf::Persisted(vec![staged_of(&make(session, 3, &["mine"]))]));
+    assert!(told.contains(&to_leaf(2, ToLeaf::Learned { upto })) && told.contains(&again), "{told:?}");
+    assert_eq!(learner.records, member.records);
+
+    // After a crash it is as far.
+    let mut learner = learner.restart();
+    let report = learner.seal(3);
+    assert_eq!((report.last, report.commit), ((Epoch(2), upto), upto));
+    assert_eq!(report.staged, [staged_of(&make(session, 3, &["mine"]))]);
+    assert_eq!(report.colors.iter().map(|end| end.end).collect::<Vec<_>>(), [n(2, 1)]);
+}
+
+#[test]
+fn only_what_is_missing_is_copied_and_what_was_trimmed_is_not() {
+    let (mut member, session) = Bench::serving();
+    let (mut learner, _) = Bench::serving();
+    settled(&mut member, session, 6);
+    for counter in 0..3 {
+        learner.settle(session, u64::from(counter) + 1, &format!("p{counter}"), n(1, counter));
+    }
+    member.commit(Body::Trim { color: COLOR, upto: n(1, 3) });
+    let said = learner.leaf(ToMember::Learn { from: OTHER, behind: Lsn(member.lsn) });
+    let rest = copy(&mut learner, &mut member, said);
+    let copies: Vec<_> = learner
+        .written
+        .iter()
+        .filter_map(
+            |what| if let Persist::Copy { first, records, .. } = what { Some((*first, records.len())) } else { None },
+        )
+        .collect();
+    assert_eq!(copies, [(n(1, 4), 2)]);
+    assert!(rest.contains(&Output::Trim { color: COLOR, upto: n(1, 3) }), "{rest:?}");
+}
+
+#[test]
+fn a_log_of_another_history_is_not_followed() {
+    let (mut member, session) = Bench::serving();
+    settled(&mut member, session, 2);
+    let mut learner = Bench::fresh();
+    learner.seal(7);
+    learner.commit(Body::NewView(view(1)));
+    let said = learner.leaf(ToMember::Learn { from: OTHER, behind: Lsn(member.lsn) });
+    let rest = copy(&mut learner, &mut member, said);
+    let stopped = |output: &Output| matches!(output, Output::Stopped(why) if why.contains("not of this history"));
+    assert!(rest.iter().any(stopped), "{rest:?}");
+}
+
+#[test]
+fn an_entry_waits_for_the_records_that_it_numbers() {
+    let (mut bench, session) = Bench::serving();
+    let token = Token { shard: SHARD, session, seq: 1 };
+    let pull = Output::ToPeer { to: OTHER, message: PeerMessage::Pull { token } };
+    assert_eq!(bench.write(assign(session, 1, n(1, 0))), std::slice::from_ref(&pull));
+    assert_eq!(bench.write(Body::CloseSession(SessionId { epoch: Epoch(1), lsn: Lsn(99) })), []);
+    assert_eq!((bench.fence(), bench.written.len()), (vec![], 0), "nothing is persisted, nothing acknowledged");
+    let gone = bench.step(peer(PeerMessage::NotHere { token }));
+    assert_eq!(gone, [pull.clone()], "there is only one to ask");
+    assert_eq!(bench.step(Input::PeerReplaced(OTHER)), [pull]);
+    let append = Arc::new(make(session, 1, &["a"]));
+    bench.step(peer(PeerMessage::Pulled(append)));
+    let told = bench.fence();
+    assert!(told.contains(&to_leaf(1, ToLeaf::Acked(Lsn(bench.lsn)))), "{told:?}");
+    assert!(matches!(bench.entries.last().map(|entry| &entry.body), Some(Body::CloseSession(_))));
+}
+
+#[test]
+fn one_that_knows_the_number_gives_the_records_and_says_when_they_are_settled() {
+    let (mut bench, session) = Bench::serving();
+    let token = Token { shard: SHARD, session, seq: 1 };
+    bench.append(session, 1, "a");
+    bench.fence();
+    bench.write(assign(session, 1, n(1, 0)));
+    bench.fence();
+    assert_eq!(bench.step(peer(PeerMessage::Pull { token })), []);
+    let append = Arc::new(make(session, 1, &["a"]));
+    assert_eq!(bench.fetch(), [Output::ToPeer { to: OTHER, message: PeerMessage::Pulled(append) }]);
+    assert_eq!(bench.commit_all(), [appended(session, 1, n(1, 0), true)], "the other may not reach the client");
+}
+
+#[test]
+fn a_new_view_says_again_what_is_settled() {
+    let (mut bench, session) = Bench::serving();
+    bench.settle(session, 1, "a", n(1, 0));
+    let run = Assign::one(Token { shard: SHARD, session, seq: 1 }, COLOR, n(1, 0), 1);
+    let settled = Appended { members: vec![ME], view: view(2), settled: true, runs: vec![run] };
+    assert_eq!(bench.commit(Body::NewView(view(2))), [answer(Answer::Appended(settled))]);
+    assert_eq!(bench.commit(Body::NewView(view(2))), [], "the same view under another leaf");
+}
