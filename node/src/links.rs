@@ -7,8 +7,8 @@
 //! lost; and what is sent between such a loss and the moment when the engine takes the event counts as lost too, so
 //! that a peer never sees a message behind one that it missed before the engine knows.
 //!
-//! A pair of processes has one connection for each direction. All messages that the engine sends before it lets other
-//! tasks run go out with one write; all that arrive with one read wake the engine once. No timer is on that way.
+//! A pair of processes has one connection for each direction. All messages that the engine sends at once go out with one
+//! write, by whoever runs the engine; all that arrive with one read wake the engine once. No timer is on that way.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -26,6 +26,8 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
+
+use crate::outlet::Outlet;
 
 pub use flexlog_protocol::api::LinkStatus;
 pub use flexlog_protocol::peer::Peer;
@@ -112,8 +114,8 @@ struct Link {
     lost: Cell<bool>,
     /// `None` when there is a connection.
     down: RefCell<Option<String>>,
-    /// Something is to be written.
-    wake: Notify,
+    /// Where frames go out while there is a connection.
+    outlet: Outlet<LinkFrame>,
     /// The connection is to be made anew.
     cut: Notify,
 }
@@ -132,6 +134,13 @@ impl Inbox {
     fn push(&self, event: Event, bytes: usize) {
         self.bytes.set(self.bytes.get() + bytes);
         self.events.borrow_mut().push_back((event, bytes));
+        self.filled.notify_one();
+    }
+
+    /// Events that came as one. The first of them stands for the bytes of all.
+    fn extend(&self, events: impl Iterator<Item = Event>, mut bytes: usize) {
+        self.bytes.set(self.bytes.get() + bytes);
+        self.events.borrow_mut().extend(events.map(|event| (event, std::mem::take(&mut bytes))));
         self.filled.notify_one();
     }
 
@@ -192,12 +201,12 @@ impl Links {
         }
     }
 
-    /// Sends `message` to `peer`. Returns at once; what becomes of it is told by events. The first message to a peer has
-    /// it dialed. Must be called inside a `LocalSet`.
+    /// Sends `messages` to `peer`, with one write as long as it takes them. Returns at once; what becomes of them is told
+    /// by events. The first message to a peer has it dialed. Must be called inside a `LocalSet`.
     ///
     /// # Errors
     /// `NoAddress`; nothing is sent then.
-    pub fn send(&self, peer: Peer, message: &NodeMessage) -> Result<(), NoAddress> {
+    pub fn send(&self, peer: Peer, messages: &[NodeMessage]) -> Result<(), NoAddress> {
         let known = self.shared.links.borrow().get(&peer).cloned();
         let link = match known {
             Some(link) => link,
@@ -206,15 +215,19 @@ impl Links {
         if link.lost.get() {
             return Ok(());
         }
-        let sent = link.outgoing.borrow_mut().send(|out| wire::encode_node_message(message, out));
-        match sent {
-            Ok(()) => link.wake.notify_one(),
-            Err(_) => {
+        let mut rest = messages;
+        while !rest.is_empty() {
+            let mut run = rest.len();
+            let sent = link.outgoing.borrow_mut().send(|out| run = wire::encode_node_messages(rest, out));
+            if sent.is_err() {
                 link.outgoing.borrow_mut().restart(Uuid::new_v4());
                 link.cut.notify_one();
                 self.shared.lost(&link, Event::Overflowed(peer));
+                return Ok(());
             }
+            rest = &rest[run..];
         }
+        link.outlet.write_now(|batch| link.outgoing.borrow_mut().take(batch));
         Ok(())
     }
 
@@ -226,7 +239,7 @@ impl Links {
             outgoing: RefCell::new(Outgoing::new(Uuid::new_v4())),
             lost: Cell::new(false),
             down: RefCell::new(Some("not connected yet".into())),
-            wake: Notify::new(),
+            outlet: Outlet::default(),
             cut: Notify::new(),
         });
         self.shared.links.borrow_mut().insert(peer, Rc::clone(&link));
@@ -298,6 +311,7 @@ impl Shared {
                 why = self.connection(&link, address, &acks) => why,
                 () = link.cut.notified() => "it is made anew".to_owned(),
             };
+            link.outlet.take();
             link.outgoing.borrow_mut().disconnected();
             let was_up = link.down.replace(Some(why.clone())).is_none();
             if was_up || !failed {
@@ -330,7 +344,7 @@ impl Shared {
         self.inbox.push(Event::Up(link.peer), 0);
         select! {
             biased;
-            why = write(link, &mut *sender) => why,
+            error = link.outlet.write(sender, |batch| link.outgoing.borrow_mut().take(batch)) => error.to_string(),
             why = hear(link, &mut *receiver, acks) => why,
             why = stall(link, acks) => why,
         }
@@ -468,11 +482,7 @@ impl Shared {
             self.incoming.borrow_mut().forget(via);
             return Err(error.to_string());
         }
-        // The first of them stands for the bytes of all: they came as one.
-        let mut len = bytes.len();
-        for message in messages.drain(..) {
-            self.inbox.push(Event::Message(message), std::mem::take(&mut len));
-        }
+        self.inbox.extend(messages.drain(..).map(Event::Message), bytes.len());
         Ok(())
     }
 }
@@ -483,19 +493,6 @@ fn in_words(error: impl fmt::Display) -> String {
 
 fn refused(link: &Link, reason: &str) -> String {
     format!("{} refuses: {reason}", link.peer)
-}
-
-/// Writes whatever there is to write.
-async fn write(link: &Link, sender: &mut dyn Sender<LinkFrame>) -> String {
-    let mut batch = Vec::new();
-    loop {
-        link.outgoing.borrow_mut().take(&mut batch);
-        if batch.is_empty() {
-            link.wake.notified().await;
-        } else if let Err(error) = sender.send(&mut batch).await {
-            return error.to_string();
-        }
-    }
 }
 
 /// Takes in acknowledgements.

@@ -1,8 +1,9 @@
 //! Serving clients: connections in, the engine run, answers out. Everything on one thread.
 //!
 //! A connection's requests are handled where they arrive: read, given to the engine, and what the engine then has for
-//! any client is put into that client's outbox. Each connection is one task that reads and writes at once. A client that
-//! does not take its answers is not read from any more once [`MAX_OUTBOUND_BYTES`] of them wait, so it slows itself alone.
+//! any client is written at once. Each connection is one task that reads, and writes what its client did not take at once.
+//! A client that does not take its answers is not read from any more once [`MAX_OUTBOUND_BYTES`] of them wait, so it slows
+//! itself alone.
 
 use std::cell::{Cell, RefCell};
 use std::mem;
@@ -30,6 +31,7 @@ use uuid::Uuid;
 
 use crate::engine::{Engine, Event, OWN, SlowRead, StoreAt};
 use crate::links::{self, Links};
+use crate::outlet::Outlet;
 use crate::retention::keeper::{Keeper, Unwritten};
 use crate::transport::{Incoming, Listener};
 
@@ -41,6 +43,8 @@ const STATUS_PATIENCE: Duration = Duration::from_secs(1);
 const CLAIM_AGAIN: Duration = Duration::from_millis(500);
 /// Threads that read SSD files.
 const SLOW_READERS: usize = 4;
+/// Room for messages to another process that is kept for the next ones.
+const KEEP_MESSAGES: usize = 4096;
 /// Colors in one page of the list.
 const COLORS_PER_PAGE: usize = 1000;
 /// How often colors are looked at for their retention, and how often what came of it is written at most.
@@ -51,9 +55,28 @@ const KEEP_EVERY: Duration = Duration::from_secs(10);
 #[derive(Default)]
 struct Outbox {
     answers: RefCell<Vec<Answer>>,
+    /// Of those and of what is being written: a client which does not read is not read from.
     bytes: Cell<usize>,
-    filled: Notify,
+    writing: Cell<usize>,
+    outlet: Outlet<Answer>,
     emptied: Notify,
+}
+
+impl Outbox {
+    /// What is to be written next. What was before is on its way.
+    fn next(&self, batch: &mut Vec<Answer>) {
+        let sent = self.writing.take();
+        if sent > 0 {
+            self.bytes.set(self.bytes.get().saturating_sub(sent));
+            self.emptied.notify_one();
+        }
+        mem::swap(batch, &mut *self.answers.borrow_mut());
+        self.writing.set(batch.iter().map(cost).sum());
+    }
+
+    fn write_now(&self) {
+        self.outlet.write_now(|batch| self.next(batch));
+    }
 }
 
 /// How far the shard is.
@@ -298,13 +321,15 @@ impl Server {
             let Some(outbox) = outboxes.get(&conn) else { continue };
             outbox.bytes.set(outbox.bytes.get() + answers.iter().map(cost).sum::<usize>());
             outbox.answers.borrow_mut().append(&mut answers);
-            outbox.filled.notify_one();
+            outbox.write_now();
         }
         if let Some(links) = &self.links {
-            for (peer, message) in engine.take_remote() {
-                if let Err(error) = links.send(peer, &message) {
-                    tracing::error!(%error, "a message was not sent: is the topology file of this process an old one?");
+            for (peer, messages) in engine.remote_messages() {
+                if let Err(error) = links.send(peer, messages) {
+                    tracing::error!(%error, "messages were not sent: is the topology file of this process an old one?");
                 }
+                messages.clear();
+                messages.shrink_to(KEEP_MESSAGES);
             }
         }
         for read in engine.take_reads() {
@@ -514,24 +539,7 @@ impl Server {
                 }
             }
         };
-        let write = async {
-            let mut batch = Vec::new();
-            loop {
-                mem::swap(&mut batch, &mut *outbox.answers.borrow_mut());
-                if batch.is_empty() {
-                    outbox.filled.notified().await;
-                    continue;
-                }
-                // Until they are on their way they count, so that a client which does not read is not read from.
-                let bytes: usize = batch.iter().map(cost).sum();
-                let sent = sender.send(&mut batch).await;
-                outbox.bytes.set(outbox.bytes.get().saturating_sub(bytes));
-                outbox.emptied.notify_one();
-                if let Err(error) = sent {
-                    return error;
-                }
-            }
-        };
+        let write = outbox.outlet.write(sender, |batch| outbox.next(batch));
         let mut stopping = self.stopping.subscribe();
         let reason = tokio::select! {
             ended = read => ended.map(|error| error.to_string()),
@@ -540,7 +548,9 @@ impl Server {
         };
         self.engine.borrow_mut().disconnected(conn);
         self.run();
-        if let Some(reason) = reason {
+        if let Some(reason) = reason
+            && let Some(mut sender) = outbox.outlet.take()
+        {
             tracing::info!(peer, reason, "a connection ends");
             net::close(&mut *sender, &mut *receiver, reason).await;
         }
@@ -604,7 +614,7 @@ impl Server {
     fn answer(&self, outbox: &Outbox, answer: Answer) {
         outbox.bytes.set(outbox.bytes.get() + cost(&answer));
         outbox.answers.borrow_mut().push(answer);
-        outbox.filled.notify_one();
+        outbox.write_now();
     }
 
     /// Refuses the appends to colors that are not there, and passes on the others.

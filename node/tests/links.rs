@@ -208,7 +208,7 @@ fn messages_cross_connections_that_are_cut_once_and_in_order() {
             for want in 0..ROUNDS {
                 let got = wait(&replica, message).await;
                 assert_eq!(round(&got), want);
-                replica.send(LEAF, &confirmed(want)).unwrap();
+                replica.send(LEAF, &[confirmed(want)]).unwrap();
                 if want % 500 == 250 {
                     back.cut();
                 }
@@ -218,7 +218,7 @@ fn messages_cross_connections_that_are_cut_once_and_in_order() {
         let mut sent = 0;
         for want in 0..ROUNDS {
             while sent < ROUNDS && sent < want + 100 {
-                leaf.send(REPLICA, &confirm(sent)).unwrap();
+                leaf.send(REPLICA, &[confirm(sent)]).unwrap();
                 sent += 1;
             }
             assert_eq!(round(&wait(&leaf, message).await), want);
@@ -243,8 +243,8 @@ fn a_large_message_crosses_a_connection_that_is_cut() {
             (0..1_000_000).map(|i| (flexlog_protocol::Color(u64::MAX - i), SeqNum::from_raw(i))).collect();
         let message_of = Of { leaf: self::leaf(), message: ToMember::Stable(list) };
         let large = NodeMessage::ToMember { shard: ShardId(0), to: ReplicaId(1), message: message_of };
-        leaf.send(REPLICA, &large).unwrap();
-        leaf.send(REPLICA, &confirm(1)).unwrap();
+        leaf.send(REPLICA, std::slice::from_ref(&large)).unwrap();
+        leaf.send(REPLICA, &[confirm(1)]).unwrap();
         assert!(leaf.status()[0].queued_bytes > 10_000_000);
         wait(&leaf, |event| matches!(event, Event::Up(REPLICA)).then_some(())).await;
         proxy.cut();
@@ -261,7 +261,7 @@ fn who_sends_is_told_that_the_receiver_is_another_process() {
         let first = links(REPLICA, &[]);
         *slot.borrow_mut() = Some(Rc::clone(&first));
         let leaf = links(LEAF, &[(REPLICA, &address)]);
-        leaf.send(REPLICA, &confirm(0)).unwrap();
+        leaf.send(REPLICA, &[confirm(0)]).unwrap();
         assert_eq!(round(&wait(&first, message).await), 0);
 
         let second = links(REPLICA, &[]);
@@ -269,18 +269,18 @@ fn who_sends_is_told_that_the_receiver_is_another_process() {
         drop(first);
         proxy.cut();
         // Meant for the first, as far as the engine knows.
-        leaf.send(REPLICA, &confirm(1)).unwrap();
+        leaf.send(REPLICA, &[confirm(1)]).unwrap();
         let told = wait(&leaf, |event| match event {
             // There is a connection to the second one, but the engine has not heard whose it is.
             Event::Restarted(peer) => Some(peer),
             Event::Down { .. } | Event::Up(_) => {
-                leaf.send(REPLICA, &confirm(2)).unwrap();
+                leaf.send(REPLICA, &[confirm(2)]).unwrap();
                 None
             }
             event => panic!("{event:?}"),
         });
         assert_eq!(told.await, REPLICA);
-        leaf.send(REPLICA, &confirm(3)).unwrap();
+        leaf.send(REPLICA, &[confirm(3)]).unwrap();
         assert_eq!(round(&wait(&second, message).await), 3);
         assert_eq!(leaf.status()[0].down, None);
     });
@@ -292,13 +292,13 @@ fn too_much_that_waits_is_told_and_the_link_goes_on() {
         // Nobody listens at this address any more.
         let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
         let leaf = links(LEAF, &[(REPLICA, &gone)]);
-        assert_eq!(leaf.send(LEAF, &confirm(0)).unwrap_err().to_string(), "no address of position 0 is known");
+        assert_eq!(leaf.send(LEAF, &[confirm(0)]).unwrap_err().to_string(), "no address of position 0 is known");
         let nonce = Uuid::nil();
         let list = vec![(flexlog_protocol::Color(u64::MAX), SeqNum::MAX); 100_000];
         let message_of = Of { leaf: self::leaf(), message: ToMember::Stable(list) };
         let big = NodeMessage::ToMember { shard: ShardId(0), to: ReplicaId(1), message: message_of };
         let mut sent = 0;
-        leaf.send(REPLICA, &confirm(0)).unwrap();
+        leaf.send(REPLICA, &[confirm(0)]).unwrap();
         let why = wait(&leaf, |event| match event {
             Event::Down { peer: REPLICA, why } => Some(why),
             event => panic!("{event:?}"),
@@ -307,7 +307,7 @@ fn too_much_that_waits_is_told_and_the_link_goes_on() {
         assert!(why.contains("cannot reach") && why.contains(&gone), "{why}");
         assert_eq!(leaf.status()[0].down, Some(why));
         let lost = loop {
-            leaf.send(REPLICA, &big).unwrap();
+            leaf.send(REPLICA, std::slice::from_ref(&big)).unwrap();
             sent += 1;
             assert!(sent < 100, "64 MiB were sent");
             if let Some(event) = leaf.next() {
@@ -321,12 +321,12 @@ fn too_much_that_waits_is_told_and_the_link_goes_on() {
         let (slot, address) = place(None).await;
         let replica = links(REPLICA, &[]);
         *slot.borrow_mut() = Some(Rc::clone(&replica));
-        leaf.send(REPLICA, &confirm(5)).unwrap();
+        leaf.send(REPLICA, &[confirm(5)]).unwrap();
         leaf.locate(REPLICA, address);
         assert_eq!(round(&wait(&replica, message).await), 5);
         let refused = Of { leaf: self::leaf(), message: ToMember::SessionRefused { nonce } };
         let refused = NodeMessage::ToMember { shard: ShardId(0), to: ReplicaId(1), message: refused };
-        leaf.send(REPLICA, &refused).unwrap();
+        leaf.send(REPLICA, std::slice::from_ref(&refused)).unwrap();
         assert_eq!(wait(&replica, message).await, refused);
     });
 }
@@ -338,7 +338,7 @@ fn one_who_is_not_at_the_address_says_so() {
         let other = links(Peer::Replica(ReplicaId(2)), &[]);
         *slot.borrow_mut() = Some(Rc::clone(&other));
         let leaf = links(LEAF, &[(REPLICA, &address)]);
-        leaf.send(REPLICA, &confirm(0)).unwrap();
+        leaf.send(REPLICA, &[confirm(0)]).unwrap();
         let why = wait(&leaf, |event| match event {
             Event::Down { why, .. } => Some(why),
             event => panic!("{event:?}"),
