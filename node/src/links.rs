@@ -8,7 +8,8 @@
 //! that a peer never sees a message behind one that it missed before the engine knows.
 //!
 //! A pair of processes has one connection for each direction. All messages that the engine sends at once go out with one
-//! write, by whoever runs the engine; all that arrive with one read wake the engine once. No timer is on that way.
+//! write, by whoever runs the engine; all that arrive with one read reach the engine at once, which the task that read
+//! may run itself ([`Links::on_arrival`]). No timer is on that way.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -97,6 +98,8 @@ struct Shared {
     /// Ends the connection that a stream comes by.
     closers: RefCell<HashMap<Via, Rc<Notify>>>,
     inbox: Inbox,
+    /// Called when messages have come, by the task that read them.
+    arrived: RefCell<Option<Box<dyn Fn()>>>,
 }
 
 impl fmt::Debug for Shared {
@@ -137,11 +140,10 @@ impl Inbox {
         self.filled.notify_one();
     }
 
-    /// Events that came as one. The first of them stands for the bytes of all.
+    /// Events that came as one. The first of them stands for the bytes of all. Whoever takes them is to be told.
     fn extend(&self, events: impl Iterator<Item = Event>, mut bytes: usize) {
         self.bytes.set(self.bytes.get() + bytes);
         self.events.borrow_mut().extend(events.map(|event| (event, std::mem::take(&mut bytes))));
-        self.filled.notify_one();
     }
 
     fn pop(&self) -> Option<Event> {
@@ -180,8 +182,15 @@ impl Links {
             incoming: RefCell::new(Incoming::new(process)),
             closers: RefCell::default(),
             inbox: Inbox::default(),
+            arrived: RefCell::default(),
         };
         Self { shared: Rc::new(shared), tasks: RefCell::default() }
+    }
+
+    /// From now on `arrived` is called when messages have come, by the task that read them, for it to take them with
+    /// [`Links::next`] without another task's doing. [`Links::ready`] tells of everything else as before.
+    pub fn on_arrival(&self, arrived: impl Fn() + 'static) {
+        self.shared.arrived.replace(Some(Box::new(arrived)));
     }
 
     /// From now on `peer` is here too: messages to it are taken in.
@@ -342,9 +351,10 @@ impl Shared {
         }
         link.down.replace(None);
         self.inbox.push(Event::Up(link.peer), 0);
+        link.outlet.open(sender);
         select! {
             biased;
-            error = link.outlet.write(sender, |batch| link.outgoing.borrow_mut().take(batch)) => error.to_string(),
+            error = link.outlet.write(|batch| link.outgoing.borrow_mut().take(batch)) => error.to_string(),
             why = hear(link, &mut *receiver, acks) => why,
             why = stall(link, acks) => why,
         }
@@ -388,6 +398,8 @@ impl Shared {
             outcome = self.serve(&mut *sender, &mut *receiver, &via, &closer) => outcome,
             () = closer.notified() => Err("the stream goes on over another connection".to_owned()),
         };
+        // What had come before the end.
+        self.tell_arrived();
         if let Some(via) = via.get() {
             self.incoming.borrow_mut().closed(via);
             self.closers.borrow_mut().remove(&via);
@@ -458,12 +470,22 @@ impl Shared {
                     frame => return Err(format!("{frame:?} is not for the side that was dialed")),
                 }
             }
+            self.tell_arrived();
             if via.get().is_some_and(|via| self.incoming.borrow().ack_is_due(via)) {
                 owes = false;
                 self.ack(via.get(), sender).await?;
             } else if !owes {
                 owes = true;
                 due.as_mut().reset(Instant::now() + ACK_DELAY);
+            }
+        }
+    }
+
+    fn tell_arrived(&self) {
+        if !self.inbox.events.borrow().is_empty() {
+            match &*self.arrived.borrow() {
+                Some(arrived) => arrived(),
+                None => self.inbox.filled.notify_one(),
             }
         }
     }

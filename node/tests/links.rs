@@ -16,6 +16,7 @@ use flexlog_protocol::{ClusterId, Epoch, Incarnation, Position, ReplicaId, SeqNu
 use tokio::io::copy_bidirectional;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 use tokio::task::{JoinHandle, LocalSet, spawn_local};
 use tokio::time::timeout;
 use uuid::Uuid;
@@ -228,6 +229,35 @@ fn messages_cross_connections_that_are_cut_once_and_in_order() {
         }
         assert!(answering.await.unwrap() > 5);
         assert!(proxy.cuts.get() > 5);
+    });
+}
+
+#[test]
+fn messages_are_taken_by_the_task_that_read_them_where_that_is_asked_for() {
+    run(async {
+        let (slot, address) = place(None).await;
+        let replica = links(REPLICA, &[]);
+        *slot.borrow_mut() = Some(Rc::clone(&replica));
+        let (heard, told) = (Rc::new(RefCell::new(Vec::new())), Rc::new(Notify::new()));
+        let (weak, into, tell) = (Rc::downgrade(&replica), Rc::clone(&heard), Rc::clone(&told));
+        replica.on_arrival(move || {
+            while let Some(event) = weak.upgrade().and_then(|links| links.next()) {
+                into.borrow_mut().extend(message(event).map(|message| round(&message)));
+            }
+            tell.notify_one();
+        });
+        let leaf = links(LEAF, &[(REPLICA, &address)]);
+        // Nobody waits for them otherwise.
+        for first in [0, 3] {
+            leaf.send(REPLICA, &[confirm(first), confirm(first + 1), confirm(first + 2)]).unwrap();
+            let all = async {
+                while heard.borrow().len() < first as usize + 3 {
+                    told.notified().await;
+                }
+            };
+            timeout(Duration::from_secs(60), all).await.expect("messages within a minute");
+        }
+        assert_eq!(*heard.borrow(), [0, 1, 2, 3, 4, 5]);
     });
 }
 

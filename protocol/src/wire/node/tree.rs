@@ -25,17 +25,18 @@ pub(super) fn up_to(to: Position, message: &Between<ToParent>, messages: &[NodeM
             Kind::Sealed(proto::SealedBelow { by: Some(incarnation_to(*by)), colors: flat::ends_to(colors) })
         }
         ToParent::Order { .. } => {
-            let order = |other: &NodeMessage| match other {
+            let mut orders = Vec::new();
+            let asked = messages.iter().take(MAX_RUN).take_while(|other| match other {
                 NodeMessage::Up { to: other_to, message: Between { from, to: addressed, message: said } }
                     if *other_to == to && *from == message.from && *addressed == message.to =>
                 {
-                    let ToParent::Order { batch, color, count } = said else { return None };
-                    Some([*batch, color.0, u64::from(*count)])
+                    let ToParent::Order { batch, color, count } = said else { return false };
+                    orders.extend([*batch, color.0, u64::from(*count)]);
+                    true
                 }
-                _ => None,
-            };
-            let orders: Vec<_> = messages.iter().take(MAX_RUN).map_while(order).flatten().collect();
-            run = orders.len() / 3;
+                _ => false,
+            });
+            run = asked.count();
             Kind::Orders(proto::Numbers { numbers: orders })
         }
         ToParent::Tails { round, colors } => {
