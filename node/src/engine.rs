@@ -89,7 +89,8 @@ pub struct Engine {
     members: Vec<Member>,
     station: Option<Station>,
     queue: VecDeque<Message>,
-    remote: Vec<(Peer, NodeMessage)>,
+    /// What is for other processes, in order for each.
+    remote: Vec<(Peer, Vec<NodeMessage>)>,
     answers: FxHashMap<ConnId, Vec<Answer>>,
     reads: Vec<SlowRead>,
     work: Vec<(StoreAt, Background)>,
@@ -303,9 +304,9 @@ impl Engine {
         }
     }
 
-    /// What is to be said to cores of other processes, in order.
-    pub fn take_remote(&mut self) -> impl Iterator<Item = (Peer, NodeMessage)> + use<'_> {
-        self.remote.drain(..)
+    /// What is to be said to cores of other processes, in order for each. The caller clears the lists.
+    pub fn remote_messages(&mut self) -> impl Iterator<Item = (Peer, &mut Vec<NodeMessage>)> {
+        self.remote.iter_mut().filter(|(_, messages)| !messages.is_empty()).map(|(peer, messages)| (*peer, messages))
     }
 
     /// Whether clients can append to and read from this process.
@@ -524,14 +525,14 @@ impl Engine {
         for output in self.tree_out.drain(..) {
             match output {
                 Output::Child { to, message } => {
-                    self.remote.push((Peer::Position(to), NodeMessage::Down { to, message }));
+                    tell(&mut self.remote, Peer::Position(to), NodeMessage::Down { to, message });
                 }
                 Output::Shard { to, message } => {
                     self.queue.push_back(Message::Leaf(to, flexlog_sequencer::Input::Parent(message)));
                 }
                 Output::Parent(message) => {
                     if let Some(to) = station.parent() {
-                        self.remote.push((Peer::Position(to), NodeMessage::Up { to, message }));
+                        tell(&mut self.remote, Peer::Position(to), NodeMessage::Up { to, message });
                     }
                 }
                 Output::Serving => {}
@@ -577,7 +578,7 @@ impl Engine {
         }
         match self.members.iter().position(|member| member.id == to) {
             Some(at) => self.queue.push_back(Message::Member(at, flexlog_replica::Input::Leaf(message))),
-            None => self.remote.push((Peer::Replica(to), NodeMessage::ToMember { shard, to, message })),
+            None => tell(&mut self.remote, Peer::Replica(to), NodeMessage::ToMember { shard, to, message }),
         }
     }
 
@@ -591,7 +592,7 @@ impl Engine {
         if self.holds(position) {
             self.queue.push_back(Message::Leaf(shard, flexlog_sequencer::Input::Member { from, message }));
         } else {
-            self.remote.push((Peer::Position(position), NodeMessage::ToLeaf { shard, from, message }));
+            tell(&mut self.remote, Peer::Position(position), NodeMessage::ToLeaf { shard, from, message });
         }
     }
 
@@ -649,7 +650,7 @@ impl Engine {
             None => {
                 // Only members speak to members, and those of a process are all of one shard.
                 let Some(shard) = self.members.first().map(|member| member.replica.shard()) else { return };
-                self.remote.push((Peer::Replica(to), NodeMessage::Peer { shard, from, to, message }));
+                tell(&mut self.remote, Peer::Replica(to), NodeMessage::Peer { shard, from, to, message });
             }
         }
     }
@@ -788,6 +789,14 @@ impl Engine {
             sessions: leaf.as_ref().map_or(summary.sessions, |leaf| leaf.sessions as u64),
             replicas: members().map(Member::status).collect(),
         }
+    }
+}
+
+/// Puts a message to those that are for the same process.
+fn tell(remote: &mut Vec<(Peer, Vec<NodeMessage>)>, to: Peer, message: NodeMessage) {
+    match remote.iter_mut().find(|(peer, _)| *peer == to) {
+        Some((_, messages)) => messages.push(message),
+        None => remote.push((to, vec![message])),
     }
 }
 

@@ -4,6 +4,7 @@ pub mod cli;
 pub mod embedded;
 pub mod engine;
 pub mod links;
+mod outlet;
 pub mod process;
 mod retention;
 mod server;

@@ -7,8 +7,9 @@
 //! lost; and what is sent between such a loss and the moment when the engine takes the event counts as lost too, so
 //! that a peer never sees a message behind one that it missed before the engine knows.
 //!
-//! A pair of processes has one connection for each direction. All messages that the engine sends before it lets other
-//! tasks run go out with one write; all that arrive with one read wake the engine once. No timer is on that way.
+//! A pair of processes has one connection for each direction. All messages that the engine sends at once go out with one
+//! write, by whoever runs the engine; all that arrive with one read reach the engine at once, which the task that read
+//! may run itself ([`Links::on_arrival`]). No timer is on that way.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -26,6 +27,8 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
+
+use crate::outlet::Outlet;
 
 pub use flexlog_protocol::api::LinkStatus;
 pub use flexlog_protocol::peer::Peer;
@@ -95,6 +98,8 @@ struct Shared {
     /// Ends the connection that a stream comes by.
     closers: RefCell<HashMap<Via, Rc<Notify>>>,
     inbox: Inbox,
+    /// Called when messages have come, by the task that read them.
+    arrived: RefCell<Option<Box<dyn Fn()>>>,
 }
 
 impl fmt::Debug for Shared {
@@ -112,8 +117,8 @@ struct Link {
     lost: Cell<bool>,
     /// `None` when there is a connection.
     down: RefCell<Option<String>>,
-    /// Something is to be written.
-    wake: Notify,
+    /// Where frames go out while there is a connection.
+    outlet: Outlet<LinkFrame>,
     /// The connection is to be made anew.
     cut: Notify,
 }
@@ -133,6 +138,12 @@ impl Inbox {
         self.bytes.set(self.bytes.get() + bytes);
         self.events.borrow_mut().push_back((event, bytes));
         self.filled.notify_one();
+    }
+
+    /// Events that came as one. The first of them stands for the bytes of all. Whoever takes them is to be told.
+    fn extend(&self, events: impl Iterator<Item = Event>, mut bytes: usize) {
+        self.bytes.set(self.bytes.get() + bytes);
+        self.events.borrow_mut().extend(events.map(|event| (event, std::mem::take(&mut bytes))));
     }
 
     fn pop(&self) -> Option<Event> {
@@ -171,8 +182,15 @@ impl Links {
             incoming: RefCell::new(Incoming::new(process)),
             closers: RefCell::default(),
             inbox: Inbox::default(),
+            arrived: RefCell::default(),
         };
         Self { shared: Rc::new(shared), tasks: RefCell::default() }
+    }
+
+    /// From now on `arrived` is called when messages have come, by the task that read them, for it to take them with
+    /// [`Links::next`] without another task's doing. [`Links::ready`] tells of everything else as before.
+    pub fn on_arrival(&self, arrived: impl Fn() + 'static) {
+        self.shared.arrived.replace(Some(Box::new(arrived)));
     }
 
     /// From now on `peer` is here too: messages to it are taken in.
@@ -192,12 +210,12 @@ impl Links {
         }
     }
 
-    /// Sends `message` to `peer`. Returns at once; what becomes of it is told by events. The first message to a peer has
-    /// it dialed. Must be called inside a `LocalSet`.
+    /// Sends `messages` to `peer`, with one write as long as it takes them. Returns at once; what becomes of them is told
+    /// by events. The first message to a peer has it dialed. Must be called inside a `LocalSet`.
     ///
     /// # Errors
     /// `NoAddress`; nothing is sent then.
-    pub fn send(&self, peer: Peer, message: &NodeMessage) -> Result<(), NoAddress> {
+    pub fn send(&self, peer: Peer, messages: &[NodeMessage]) -> Result<(), NoAddress> {
         let known = self.shared.links.borrow().get(&peer).cloned();
         let link = match known {
             Some(link) => link,
@@ -206,15 +224,19 @@ impl Links {
         if link.lost.get() {
             return Ok(());
         }
-        let sent = link.outgoing.borrow_mut().send(|out| wire::encode_node_message(message, out));
-        match sent {
-            Ok(()) => link.wake.notify_one(),
-            Err(_) => {
+        let mut rest = messages;
+        while !rest.is_empty() {
+            let mut run = rest.len();
+            let sent = link.outgoing.borrow_mut().send(|out| run = wire::encode_node_messages(rest, out));
+            if sent.is_err() {
                 link.outgoing.borrow_mut().restart(Uuid::new_v4());
                 link.cut.notify_one();
                 self.shared.lost(&link, Event::Overflowed(peer));
+                return Ok(());
             }
+            rest = &rest[run..];
         }
+        link.outlet.write_now(|batch| link.outgoing.borrow_mut().take(batch));
         Ok(())
     }
 
@@ -234,7 +256,7 @@ impl Links {
             outgoing: RefCell::new(Outgoing::new(Uuid::new_v4())),
             lost: Cell::new(false),
             down: RefCell::new(Some("not connected yet".into())),
-            wake: Notify::new(),
+            outlet: Outlet::default(),
             cut: Notify::new(),
         });
         self.shared.links.borrow_mut().insert(peer, Rc::clone(&link));
@@ -306,6 +328,7 @@ impl Shared {
                 why = self.connection(&link, address, &acks) => why,
                 () = link.cut.notified() => "it is made anew".to_owned(),
             };
+            link.outlet.take();
             link.outgoing.borrow_mut().disconnected();
             let was_up = link.down.replace(Some(why.clone())).is_none();
             if was_up || !failed {
@@ -336,9 +359,10 @@ impl Shared {
         }
         link.down.replace(None);
         self.inbox.push(Event::Up(link.peer), 0);
+        link.outlet.open(sender);
         select! {
             biased;
-            why = write(link, &mut *sender) => why,
+            error = link.outlet.write(|batch| link.outgoing.borrow_mut().take(batch)) => error.to_string(),
             why = hear(link, &mut *receiver, acks) => why,
             why = stall(link, acks) => why,
         }
@@ -382,6 +406,8 @@ impl Shared {
             outcome = self.serve(&mut *sender, &mut *receiver, &via, &closer) => outcome,
             () = closer.notified() => Err("the stream goes on over another connection".to_owned()),
         };
+        // What had come before the end.
+        self.tell_arrived();
         if let Some(via) = via.get() {
             self.incoming.borrow_mut().closed(via);
             self.closers.borrow_mut().remove(&via);
@@ -452,12 +478,22 @@ impl Shared {
                     frame => return Err(format!("{frame:?} is not for the side that was dialed")),
                 }
             }
+            self.tell_arrived();
             if via.get().is_some_and(|via| self.incoming.borrow().ack_is_due(via)) {
                 owes = false;
                 self.ack(via.get(), sender).await?;
             } else if !owes {
                 owes = true;
                 due.as_mut().reset(Instant::now() + ACK_DELAY);
+            }
+        }
+    }
+
+    fn tell_arrived(&self) {
+        if !self.inbox.events.borrow().is_empty() {
+            match &*self.arrived.borrow() {
+                Some(arrived) => arrived(),
+                None => self.inbox.filled.notify_one(),
             }
         }
     }
@@ -476,11 +512,7 @@ impl Shared {
             self.incoming.borrow_mut().forget(via);
             return Err(error.to_string());
         }
-        // The first of them stands for the bytes of all: they came as one.
-        let mut len = bytes.len();
-        for message in messages.drain(..) {
-            self.inbox.push(Event::Message(message), std::mem::take(&mut len));
-        }
+        self.inbox.extend(messages.drain(..).map(Event::Message), bytes.len());
         Ok(())
     }
 }
@@ -491,19 +523,6 @@ fn in_words(error: impl fmt::Display) -> String {
 
 fn refused(link: &Link, reason: &str) -> String {
     format!("{} refuses: {reason}", link.peer)
-}
-
-/// Writes whatever there is to write.
-async fn write(link: &Link, sender: &mut dyn Sender<LinkFrame>) -> String {
-    let mut batch = Vec::new();
-    loop {
-        link.outgoing.borrow_mut().take(&mut batch);
-        if batch.is_empty() {
-            link.wake.notified().await;
-        } else if let Err(error) = sender.send(&mut batch).await {
-            return error.to_string();
-        }
-    }
 }
 
 /// Takes in acknowledgements.

@@ -1,20 +1,20 @@
 //! Serving clients: connections in, the engine run, answers out. Everything on one thread.
 //!
 //! A connection's requests are handled where they arrive: read, given to the engine, and what the engine then has for
-//! any client is put into that client's outbox. Each connection is one task that reads and writes at once. A client that
-//! does not take its answers is not read from any more once [`MAX_OUTBOUND_BYTES`] of them wait, so it slows itself alone.
+//! any client is written at once. Each connection is one task that reads, and writes what its client did not take at once.
+//! A client that does not take its answers is not read from any more once
+//! [`MAX_OUTBOUND_BYTES`](flexlog_protocol::limits::MAX_OUTBOUND_BYTES) of them wait, so it slows itself alone.
 
 use std::cell::{Cell, RefCell};
-use std::mem;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flexlog_protocol::api::{
     self, Answer, AppendRefusal, AppendRequest, ColorInfo, Failure, Hello, PositionInfo, PositionStatus, ReplicaInfo,
-    Request, RetentionChange, Role, ShardInfo, ShardPlace, Status, TreeInfo, delivered_cost,
+    Request, RetentionChange, Role, ShardInfo, ShardPlace, Status, TreeInfo,
 };
-use flexlog_protocol::limits::{MAX_COLORS, MAX_CONNECTIONS, MAX_OUTBOUND_BYTES};
+use flexlog_protocol::limits::{MAX_COLORS, MAX_CONNECTIONS};
 use flexlog_protocol::media::Background;
 use flexlog_protocol::net::{self, NodeConnection, in_process};
 use flexlog_protocol::peer::Peer;
@@ -35,6 +35,10 @@ use crate::links::{self, Links};
 use crate::retention::keeper::{Keeper, Unwritten};
 use crate::transport::{Incoming, Listener};
 
+mod outbox;
+
+use outbox::Outbox;
+
 /// How long a client may take over the opening words.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 /// How long a status waits for the metadata: it must come while that is away, too.
@@ -43,20 +47,13 @@ const STATUS_PATIENCE: Duration = Duration::from_secs(1);
 const CLAIM_AGAIN: Duration = Duration::from_millis(500);
 /// Threads that read SSD files.
 const SLOW_READERS: usize = 4;
+/// Room for messages to another process that is kept for the next ones.
+const KEEP_MESSAGES: usize = 4096;
 /// Colors in one page of the list.
 const COLORS_PER_PAGE: usize = 1000;
 /// How often colors are looked at for their retention, and how often what came of it is written at most.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const KEEP_EVERY: Duration = Duration::from_secs(10);
-
-/// Answers on their way to one client.
-#[derive(Default)]
-struct Outbox {
-    answers: RefCell<Vec<Answer>>,
-    bytes: Cell<usize>,
-    filled: Notify,
-    emptied: Notify,
-}
 
 /// How far the shard is.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -166,7 +163,13 @@ impl Server {
         spawn_local(Rc::clone(&server).keep_time());
         spawn_local(Rc::clone(&server).follow_fences(parts.fenced));
         spawn_local(Rc::clone(&server).finish());
-        if server.links.is_some() {
+        if let Some(links) = &server.links {
+            let weak = Rc::downgrade(&server);
+            links.on_arrival(move || {
+                if let Some(server) = weak.upgrade() {
+                    server.take_links();
+                }
+            });
             spawn_local(Rc::clone(&server).hear_links());
         }
         let keeping = spawn_local(Rc::clone(&server).keep_retentions());
@@ -223,37 +226,43 @@ impl Server {
         self.claiming.set(false);
     }
 
-    /// Takes in what other processes say.
+    /// Takes in what becomes of links; messages are taken in by the tasks that read them.
     async fn hear_links(self: Rc<Self>) {
         let Some(links) = &self.links else { return };
         loop {
             links.ready().await;
-            while let Some(event) = links.next() {
-                match event {
-                    links::Event::Message(message) => self.engine.borrow_mut().remote(message),
-                    links::Event::Restarted(peer) => {
-                        tracing::info!(%peer, "it was started again, or lost what was said");
-                        self.engine.borrow_mut().replaced(peer);
-                    }
-                    links::Event::Overflowed(peer) => {
-                        tracing::warn!(%peer, "it does not take what it is told: beginning anew");
-                        self.engine.borrow_mut().replaced(peer);
-                        if !matches!(peer, Peer::Replica(_)) {
-                            self.claim_again_soon();
-                        }
-                    }
-                    links::Event::Up(peer) => {
-                        tracing::info!(%peer, "connected");
-                        self.engine.borrow_mut().reached(peer);
-                    }
-                    links::Event::Down { peer, why } => {
-                        tracing::info!(%peer, why, "not connected");
-                        self.engine.borrow_mut().unreached(peer);
+            self.take_links();
+        }
+    }
+
+    /// Takes in what other processes say, and what becomes of links, in order.
+    fn take_links(self: &Rc<Self>) {
+        let Some(links) = &self.links else { return };
+        while let Some(event) = links.next() {
+            match event {
+                links::Event::Message(message) => self.engine.borrow_mut().remote(message),
+                links::Event::Restarted(peer) => {
+                    tracing::info!(%peer, "it was started again, or lost what was said");
+                    self.engine.borrow_mut().replaced(peer);
+                }
+                links::Event::Overflowed(peer) => {
+                    tracing::warn!(%peer, "it does not take what it is told: beginning anew");
+                    self.engine.borrow_mut().replaced(peer);
+                    if !matches!(peer, Peer::Replica(_)) {
+                        self.claim_again_soon();
                     }
                 }
+                links::Event::Up(peer) => {
+                    tracing::info!(%peer, "connected");
+                    self.engine.borrow_mut().reached(peer);
+                }
+                links::Event::Down { peer, why } => {
+                    tracing::info!(%peer, why, "not connected");
+                    self.engine.borrow_mut().unreached(peer);
+                }
             }
-            self.run();
         }
+        self.run();
     }
 
     /// Changes a shard's view in metadata; tries until it is known what became of it.
@@ -334,15 +343,16 @@ impl Server {
             }
             // A client that is gone hears no answer.
             let Some(outbox) = outboxes.get(&conn) else { continue };
-            outbox.bytes.set(outbox.bytes.get() + answers.iter().map(cost).sum::<usize>());
-            outbox.answers.borrow_mut().append(&mut answers);
-            outbox.filled.notify_one();
+            answers.drain(..).for_each(|answer| outbox.put(answer));
+            outbox.write_now();
         }
         if let Some(links) = &self.links {
-            for (peer, message) in engine.take_remote() {
-                if let Err(error) = links.send(peer, &message) {
-                    tracing::error!(%error, "a message was not sent: is the topology file of this process an old one?");
+            for (peer, messages) in engine.remote_messages() {
+                if let Err(error) = links.send(peer, messages) {
+                    tracing::error!(%error, "messages were not sent: is the topology file of this process an old one?");
                 }
+                messages.clear();
+                messages.shrink_to(KEEP_MESSAGES);
             }
         }
         for read in engine.take_reads() {
@@ -541,6 +551,7 @@ impl Server {
         let conn = ConnId(self.next_connection.get());
         self.next_connection.set(conn.0 + 1);
         let outbox = Rc::new(Outbox::default());
+        outbox.open(sender);
         self.outboxes.borrow_mut().insert(conn, Rc::clone(&outbox));
 
         let read = async {
@@ -551,38 +562,20 @@ impl Server {
                     Ok(false) => return None,
                     Err(error) => return Some(error),
                 }
-                while outbox.bytes.get() > MAX_OUTBOUND_BYTES {
-                    outbox.emptied.notified().await;
-                }
-            }
-        };
-        let write = async {
-            let mut batch = Vec::new();
-            loop {
-                mem::swap(&mut batch, &mut *outbox.answers.borrow_mut());
-                if batch.is_empty() {
-                    outbox.filled.notified().await;
-                    continue;
-                }
-                // Until they are on their way they count, so that a client which does not read is not read from.
-                let bytes: usize = batch.iter().map(cost).sum();
-                let sent = sender.send(&mut batch).await;
-                outbox.bytes.set(outbox.bytes.get().saturating_sub(bytes));
-                outbox.emptied.notify_one();
-                if let Err(error) = sent {
-                    return error;
-                }
+                outbox.room().await;
             }
         };
         let mut stopping = self.stopping.subscribe();
         let reason = tokio::select! {
             ended = read => ended.map(|error| error.to_string()),
-            error = write => Some(error.to_string()),
+            error = outbox.write() => Some(error.to_string()),
             _ = stopping.wait_for(|stopping| *stopping) => Some("the node stops".to_owned()),
         };
         self.engine.borrow_mut().disconnected(conn);
         self.run();
-        if let Some(reason) = reason {
+        if let Some(reason) = reason
+            && let Some(mut sender) = outbox.take()
+        {
             tracing::info!(peer, reason, "a connection ends");
             net::close(&mut *sender, &mut *receiver, reason).await;
         }
@@ -644,9 +637,8 @@ impl Server {
     }
 
     fn answer(&self, outbox: &Outbox, answer: Answer) {
-        outbox.bytes.set(outbox.bytes.get() + cost(&answer));
-        outbox.answers.borrow_mut().push(answer);
-        outbox.filled.notify_one();
+        outbox.put(answer);
+        outbox.write_now();
     }
 
     /// Refuses the appends to colors that are not there, and passes on the others.
@@ -656,9 +648,10 @@ impl Server {
         for append in unknown {
             for member in &request.members {
                 let (token, why) = (append.token(), AppendRefusal::NoSuchColor);
-                self.answer(outbox, Answer::AppendRefused { token, member: *member, why });
+                outbox.put(Answer::AppendRefused { token, member: *member, why });
             }
         }
+        outbox.write_now();
         let request = AppendRequest { appends: known, ..request.clone() };
         self.engine.borrow_mut().request(conn, Request::Append(Arc::new(request)));
     }
@@ -845,17 +838,4 @@ fn metadata_failure(error: operations::OperationError) -> Failure {
         operations::OperationError::TooManyColors(_) => Failure::TooManyColors(MAX_COLORS as u64),
         error => Failure::Metadata(error.to_string()),
     }
-}
-
-/// What an answer takes of an outbox, in bytes, about.
-fn cost(answer: &Answer) -> usize {
-    let payload = match answer {
-        Answer::Delivered { records, .. } => records.iter().map(|(_, record)| delivered_cost(record) as usize).sum(),
-        Answer::Record { record, .. } => record.payload().len(),
-        Answer::Appended(appended) => appended.runs.len() * 48,
-        Answer::Colors { colors, .. } => colors.len() * 128,
-        Answer::Status { status, .. } => (status.tree.positions.len() + status.tree.shards.len()) * 128,
-        _ => 0,
-    };
-    64 + payload
 }

@@ -16,6 +16,7 @@ use flexlog_protocol::{ClusterId, Epoch, Incarnation, Position, ReplicaId, SeqNu
 use tokio::io::copy_bidirectional;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 use tokio::task::{JoinHandle, LocalSet, spawn_local};
 use tokio::time::timeout;
 use uuid::Uuid;
@@ -208,7 +209,7 @@ fn messages_cross_connections_that_are_cut_once_and_in_order() {
             for want in 0..ROUNDS {
                 let got = wait(&replica, message).await;
                 assert_eq!(round(&got), want);
-                replica.send(LEAF, &confirmed(want)).unwrap();
+                replica.send(LEAF, &[confirmed(want)]).unwrap();
                 if want % 500 == 250 {
                     back.cut();
                 }
@@ -218,7 +219,7 @@ fn messages_cross_connections_that_are_cut_once_and_in_order() {
         let mut sent = 0;
         for want in 0..ROUNDS {
             while sent < ROUNDS && sent < want + 100 {
-                leaf.send(REPLICA, &confirm(sent)).unwrap();
+                leaf.send(REPLICA, &[confirm(sent)]).unwrap();
                 sent += 1;
             }
             assert_eq!(round(&wait(&leaf, message).await), want);
@@ -228,6 +229,35 @@ fn messages_cross_connections_that_are_cut_once_and_in_order() {
         }
         assert!(answering.await.unwrap() > 5);
         assert!(proxy.cuts.get() > 5);
+    });
+}
+
+#[test]
+fn messages_are_taken_by_the_task_that_read_them_where_that_is_asked_for() {
+    run(async {
+        let (slot, address) = place(None).await;
+        let replica = links(REPLICA, &[]);
+        *slot.borrow_mut() = Some(Rc::clone(&replica));
+        let (heard, told) = (Rc::new(RefCell::new(Vec::new())), Rc::new(Notify::new()));
+        let (weak, into, tell) = (Rc::downgrade(&replica), Rc::clone(&heard), Rc::clone(&told));
+        replica.on_arrival(move || {
+            while let Some(event) = weak.upgrade().and_then(|links| links.next()) {
+                into.borrow_mut().extend(message(event).map(|message| round(&message)));
+            }
+            tell.notify_one();
+        });
+        let leaf = links(LEAF, &[(REPLICA, &address)]);
+        // Nobody waits for them otherwise.
+        for first in [0, 3] {
+            leaf.send(REPLICA, &[confirm(first), confirm(first + 1), confirm(first + 2)]).unwrap();
+            let all = async {
+                while heard.borrow().len() < first as usize + 3 {
+                    told.notified().await;
+                }
+            };
+            timeout(Duration::from_secs(60), all).await.expect("messages within a minute");
+        }
+        assert_eq!(*heard.borrow(), [0, 1, 2, 3, 4, 5]);
     });
 }
 
@@ -243,8 +273,8 @@ fn a_large_message_crosses_a_connection_that_is_cut() {
             (0..1_000_000).map(|i| (flexlog_protocol::Color(u64::MAX - i), SeqNum::from_raw(i))).collect();
         let message_of = Of { leaf: self::leaf(), message: ToMember::Stable(list) };
         let large = NodeMessage::ToMember { shard: ShardId(0), to: ReplicaId(1), message: message_of };
-        leaf.send(REPLICA, &large).unwrap();
-        leaf.send(REPLICA, &confirm(1)).unwrap();
+        leaf.send(REPLICA, std::slice::from_ref(&large)).unwrap();
+        leaf.send(REPLICA, &[confirm(1)]).unwrap();
         assert!(leaf.status()[0].queued_bytes > 10_000_000);
         wait(&leaf, |event| matches!(event, Event::Up(REPLICA)).then_some(())).await;
         proxy.cut();
@@ -261,7 +291,7 @@ fn who_sends_is_told_that_the_receiver_is_another_process() {
         let first = links(REPLICA, &[]);
         *slot.borrow_mut() = Some(Rc::clone(&first));
         let leaf = links(LEAF, &[(REPLICA, &address)]);
-        leaf.send(REPLICA, &confirm(0)).unwrap();
+        leaf.send(REPLICA, &[confirm(0)]).unwrap();
         assert_eq!(round(&wait(&first, message).await), 0);
 
         let second = links(REPLICA, &[]);
@@ -269,18 +299,18 @@ fn who_sends_is_told_that_the_receiver_is_another_process() {
         drop(first);
         proxy.cut();
         // Meant for the first, as far as the engine knows.
-        leaf.send(REPLICA, &confirm(1)).unwrap();
+        leaf.send(REPLICA, &[confirm(1)]).unwrap();
         let told = wait(&leaf, |event| match event {
             // There is a connection to the second one, but the engine has not heard whose it is.
             Event::Restarted(peer) => Some(peer),
             Event::Down { .. } | Event::Up(_) => {
-                leaf.send(REPLICA, &confirm(2)).unwrap();
+                leaf.send(REPLICA, &[confirm(2)]).unwrap();
                 None
             }
             event => panic!("{event:?}"),
         });
         assert_eq!(told.await, REPLICA);
-        leaf.send(REPLICA, &confirm(3)).unwrap();
+        leaf.send(REPLICA, &[confirm(3)]).unwrap();
         assert_eq!(round(&wait(&second, message).await), 3);
         assert_eq!(leaf.status()[0].down, None);
     });
@@ -292,13 +322,13 @@ fn too_much_that_waits_is_told_and_the_link_goes_on() {
         // Nobody listens at this address any more.
         let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
         let leaf = links(LEAF, &[(REPLICA, &gone)]);
-        assert_eq!(leaf.send(LEAF, &confirm(0)).unwrap_err().to_string(), "no address of position 0 is known");
+        assert_eq!(leaf.send(LEAF, &[confirm(0)]).unwrap_err().to_string(), "no address of position 0 is known");
         let nonce = Uuid::nil();
         let list = vec![(flexlog_protocol::Color(u64::MAX), SeqNum::MAX); 100_000];
         let message_of = Of { leaf: self::leaf(), message: ToMember::Stable(list) };
         let big = NodeMessage::ToMember { shard: ShardId(0), to: ReplicaId(1), message: message_of };
         let mut sent = 0;
-        leaf.send(REPLICA, &confirm(0)).unwrap();
+        leaf.send(REPLICA, &[confirm(0)]).unwrap();
         let why = wait(&leaf, |event| match event {
             Event::Down { peer: REPLICA, why } => Some(why),
             event => panic!("{event:?}"),
@@ -307,7 +337,7 @@ fn too_much_that_waits_is_told_and_the_link_goes_on() {
         assert!(why.contains("cannot reach") && why.contains(&gone), "{why}");
         assert_eq!(leaf.status()[0].down, Some(why));
         let lost = loop {
-            leaf.send(REPLICA, &big).unwrap();
+            leaf.send(REPLICA, std::slice::from_ref(&big)).unwrap();
             sent += 1;
             assert!(sent < 100, "64 MiB were sent");
             if let Some(event) = leaf.next() {
@@ -321,12 +351,12 @@ fn too_much_that_waits_is_told_and_the_link_goes_on() {
         let (slot, address) = place(None).await;
         let replica = links(REPLICA, &[]);
         *slot.borrow_mut() = Some(Rc::clone(&replica));
-        leaf.send(REPLICA, &confirm(5)).unwrap();
+        leaf.send(REPLICA, &[confirm(5)]).unwrap();
         leaf.locate(REPLICA, address);
         assert_eq!(round(&wait(&replica, message).await), 5);
         let refused = Of { leaf: self::leaf(), message: ToMember::SessionRefused { nonce } };
         let refused = NodeMessage::ToMember { shard: ShardId(0), to: ReplicaId(1), message: refused };
-        leaf.send(REPLICA, &refused).unwrap();
+        leaf.send(REPLICA, std::slice::from_ref(&refused)).unwrap();
         assert_eq!(wait(&replica, message).await, refused);
     });
 }
@@ -338,7 +368,7 @@ fn one_who_is_not_at_the_address_says_so() {
         let other = links(Peer::Replica(ReplicaId(2)), &[]);
         *slot.borrow_mut() = Some(Rc::clone(&other));
         let leaf = links(LEAF, &[(REPLICA, &address)]);
-        leaf.send(REPLICA, &confirm(0)).unwrap();
+        leaf.send(REPLICA, &[confirm(0)]).unwrap();
         let why = wait(&leaf, |event| match event {
             Event::Down { why, .. } => Some(why),
             event => panic!("{event:?}"),

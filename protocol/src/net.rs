@@ -97,7 +97,7 @@ pub enum ConnectError {
 pub trait Sender<M>: Send {
     /// Sends all of `batch`, in order, and leaves it empty. An empty batch sends what an earlier, dropped call left.
     ///
-    /// Waits while the other side does not take more. When this returns, the messages are with the transport, which
+    /// Waits while the other side does not take more, after it has taken all of `batch`. When this returns, the messages are with the transport, which
     /// is not to say that the other side has them.
     ///
     /// # Errors

@@ -29,11 +29,11 @@ use crate::record::RecordError;
 pub use answer::{decode_answers, encode_answers};
 pub use hello::{decode_hello, decode_welcome, encode_hello, encode_welcome, mismatch, not_a_client};
 pub use link::{LinkFrame, MAX_PEER_NAME_BYTES, Parcel};
-pub use node::{decode_node_messages, encode_node_message};
+pub use node::{decode_node_messages, encode_node_messages};
 pub use request::{decode_requests, encode_requests};
 
 /// The version of the protocol that this crate speaks.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 4;
 /// A frame is closed when it has this many bytes, unless one message alone has more.

@@ -45,6 +45,8 @@ pub(super) struct Child {
     above: Option<Incarnation>,
     serial: u64,
     color: Color,
+    /// Requests that go out next.
+    batch: Vec<NodeMessage>,
 }
 
 fn hello() -> Hello {
@@ -57,7 +59,7 @@ pub(super) fn request_bytes() -> usize {
     let message = ToParent::Order { batch: 100_000, color: Color(1), count: 1 };
     let mut content = bytes::BytesMut::new();
     let message = NodeMessage::Up { to: Position(0), message: Between { from: me, to: Some(me), message } };
-    wire::encode_node_message(&message, &mut content);
+    wire::encode_node_messages(&[message], &mut content);
     let parcel = wire::Parcel { seq: 100_000, more: false, content: content.freeze() };
     let mut frame = bytes::BytesMut::new();
     // It is far smaller than a frame may be.
@@ -85,7 +87,8 @@ impl Child {
             }
         });
         let me = Incarnation { position: own, epoch: Epoch(1), uuid: Uuid::new_v4() };
-        let mut child = Self { links, me, parent, above: None, serial: args.serial, color: Color(1) };
+        let mut child =
+            Self { links, me, parent, above: None, serial: args.serial, color: Color(1), batch: Vec::new() };
         child.say(None, ToParent::Here)?;
         let mut none = Vec::new();
         timeout(PATIENCE, async {
@@ -102,7 +105,7 @@ impl Child {
 
     fn say(&self, to: Option<Incarnation>, message: ToParent) -> Outcome<()> {
         let message = NodeMessage::Up { to: self.parent, message: Between { from: self.me, to, message } };
-        Ok(self.links.send(Peer::Position(self.parent), &message)?)
+        Ok(self.links.send(Peer::Position(self.parent), &[message])?)
     }
 
     fn hear(&mut self, granted: &mut Vec<u64>) -> Outcome<()> {
@@ -134,10 +137,15 @@ impl Target for Child {
     }
 
     fn ask(&mut self, id: u64) -> Outcome<()> {
-        self.say(self.above, ToParent::Order { batch: id, color: self.color, count: 1 })
+        let message = ToParent::Order { batch: id, color: self.color, count: 1 };
+        let message = Between { from: self.me, to: self.above, message };
+        self.batch.push(NodeMessage::Up { to: self.parent, message });
+        Ok(())
     }
 
     async fn answered(&mut self, into: &mut Vec<u64>) -> Outcome<()> {
+        self.links.send(Peer::Position(self.parent), &self.batch)?;
+        self.batch.clear();
         while into.is_empty() {
             self.links.ready().await;
             self.hear(into)?;

@@ -62,12 +62,17 @@ async fn run(what: What, file: FileArgs) -> Result<(), Stop> {
 /// Done when the process is asked to end.
 pub(super) fn stopped() -> Result<impl Future<Output = ()>, Stop> {
     let mut terminate = signal(SignalKind::terminate())?;
-    Ok(async move {
+    // A task of its own: beside the others it would be looked at whenever one of them has something to do.
+    let stopped = tokio::spawn(async move {
         tokio::select! {
             _ = terminate.recv() => {}
             // Without a handler for it the process ends by the signal all the same.
             result = tokio::signal::ctrl_c() => { let _ = result; }
         }
+    });
+    Ok(async move {
+        // It fails only where the runtime ends.
+        let _ = stopped.await;
     })
 }
 

@@ -1,13 +1,14 @@
 //! Messages between the processes of a cluster on the wire.
 //!
 //! The published form is `proto/flexlog/v1/node.proto`. A stream between two processes is a sequence of bytes that
-//! [`encode_node_message`] writes message by message and [`decode_node_messages`] reads, wherever it is cut between two
-//! messages: frames and numbering are the link's, see [`super::LinkFrame`]. Relies on the vocabulary and promises what
+//! [`encode_node_messages`] writes run by run and [`decode_node_messages`] reads, wherever it is cut between two
+//! runs: frames and numbering are the link's, see [`super::LinkFrame`]. Relies on the vocabulary and promises what
 //! [`super`] does: the same value back, and every bound checked on what comes in. That bytes come from the own cluster
 //! is no reason to trust them: a process of another version, or a damaged memory, is in it too.
 //!
 //! What an append needs (`Persisted`, `Entries` with assignments, `Acked`, `Order`, `Grant`) is plain numbers, without an
-//! allocation for each item.
+//! allocation for each item. Requests or grants that follow one another between the same two incarnations are one run,
+//! which names these once.
 
 mod copy;
 mod flat;
@@ -29,18 +30,29 @@ use crate::record::{Append, Condition, Record, Tag};
 
 const NO_KIND: WireError = WireError::Malformed("a message between nodes is of no kind that version 1 knows");
 
-/// Puts one message at the end of a stream's bytes.
-pub fn encode_node_message(message: &NodeMessage, out: &mut BytesMut) {
+/// Puts the first of some messages at the end of a stream's bytes, and those behind it that are of the same run. Returns
+/// how many these are: 0 only where there is none.
+pub fn encode_node_messages(messages: &[NodeMessage], out: &mut BytesMut) -> usize {
     use proto::node_message::Kind;
-    let kind = match message {
+    let Some(first) = messages.first() else { return 0 };
+    let mut run = 1;
+    let kind = match first {
         NodeMessage::ToMember { shard, to, message } => Kind::ToMember(member_to(*shard, *to, message)),
         NodeMessage::ToLeaf { shard, from, message } => Kind::ToLeaf(leaf_to(*shard, *from, message)),
         NodeMessage::Peer { shard, from, to, message } => {
             let kind = peer_to(message);
             Kind::Peer(proto::MemberToMember { shard: shard.0, from: from.0, to: to.0, kind: Some(kind) })
         }
-        NodeMessage::Up { to, message } => Kind::Up(tree::up_to(*to, message)),
-        NodeMessage::Down { to, message } => Kind::Down(tree::down_to(*to, message)),
+        NodeMessage::Up { to, message } => {
+            let (up, count) = tree::up_to(*to, message, messages);
+            run = count;
+            Kind::Up(up)
+        }
+        NodeMessage::Down { to, message } => {
+            let (down, count) = tree::down_to(*to, message, messages);
+            run = count;
+            Kind::Down(down)
+        }
     };
     let message = proto::NodeMessage { kind: Some(kind) };
     let len = message.encoded_len();
@@ -48,6 +60,7 @@ pub fn encode_node_message(message: &NodeMessage, out: &mut BytesMut) {
     out.put_u8(scan::key_len(1));
     scan::put_varint(out, len as u64);
     message.encode_raw(out);
+    run
 }
 
 /// Puts the messages of a piece of a stream at the end of `into`.
@@ -62,13 +75,13 @@ pub fn decode_node_messages(bytes: &Bytes, into: &mut Vec<NodeMessage>) -> Resul
             continue;
         }
         let message = proto::NodeMessage::decode(scan::share(bytes, value.bytes()?))?;
-        into.push(match message.kind.ok_or(NO_KIND)? {
-            Kind::ToMember(message) => member_from(message)?,
-            Kind::ToLeaf(message) => leaf_from(message)?,
-            Kind::Peer(message) => peer_from(message)?,
-            Kind::Up(message) => tree::up_from(message)?,
-            Kind::Down(message) => tree::down_from(message)?,
-        });
+        match message.kind.ok_or(NO_KIND)? {
+            Kind::ToMember(message) => into.push(member_from(message)?),
+            Kind::ToLeaf(message) => into.push(leaf_from(message)?),
+            Kind::Peer(message) => into.push(peer_from(message)?),
+            Kind::Up(message) => tree::up_from(message, into)?,
+            Kind::Down(message) => tree::down_from(message, into)?,
+        }
     }
     Ok(())
 }

@@ -18,7 +18,15 @@ pub(super) struct Reader<'a> {
     rest: &'a [u64],
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    pub(super) fn new(numbers: &'a [u64]) -> Self {
+        Self { rest: numbers }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
     pub(super) fn u64(&mut self) -> Result<u64, WireError> {
         let (first, rest) = self.rest.split_first().ok_or(ENDS_EARLY)?;
         self.rest = rest;
@@ -54,7 +62,7 @@ impl Reader<'_> {
         token(shard, session, self.u64()?)
     }
 
-    fn range(&mut self) -> Result<Range, WireError> {
+    pub(super) fn range(&mut self) -> Result<Range, WireError> {
         range(self.number()?, self.u32()?)
     }
 }
@@ -68,9 +76,9 @@ pub(super) fn read<T>(
     if numbers.len() / least > MAX_ITEMS {
         return Err(TOO_MANY);
     }
-    let mut reader = Reader { rest: numbers };
+    let mut reader = Reader::new(numbers);
     let mut items = Vec::with_capacity(numbers.len() / least);
-    while !reader.rest.is_empty() {
+    while !reader.is_empty() {
         items.push(item(&mut reader)?);
     }
     Ok(items)

@@ -225,6 +225,25 @@ fn down() -> impl Strategy<Value = FromParent> {
     ]
 }
 
+/// Messages between the same two, of which some go together.
+fn run() -> impl Strategy<Value = Vec<NodeMessage>> {
+    let order = (any::<u64>(), color(), 1..=u32::MAX);
+    let order = order.prop_map(|(batch, color, count)| ToParent::Order { batch, color, count });
+    let grant = (any::<u64>(), color(), range(), option::of(number())).prop_map(|(batch, color, range, ends)| {
+        FromParent::Grant { batch, color, first: range.first, count: range.count, ends }
+    });
+    let up = vec(prop_oneof![20 => order, 1 => up()], 0..40);
+    let down = vec(prop_oneof![20 => grant, 1 => down()], 0..40);
+    (any::<u32>(), incarnation(), incarnation(), up, down).prop_map(|(to, from, addressed, up, down)| {
+        let (to, addressed) = (Position(to), Some(addressed));
+        let up =
+            up.into_iter().map(|message| NodeMessage::Up { to, message: Between { from, to: addressed, message } });
+        let down =
+            down.into_iter().map(|message| NodeMessage::Down { to, message: Between { from, to: addressed, message } });
+        up.chain(down).collect()
+    })
+}
+
 fn message() -> impl Strategy<Value = NodeMessage> {
     let (id, member) = (any::<u32>(), any::<u32>().prop_map(ReplicaId));
     let shard = || any::<u32>().prop_map(ShardId);
@@ -257,9 +276,9 @@ fn message() -> impl Strategy<Value = NodeMessage> {
 }
 
 fn encoded(messages: &[NodeMessage]) -> Bytes {
-    let mut out = BytesMut::new();
-    for message in messages {
-        encode_node_message(message, &mut out);
+    let (mut out, mut rest) = (BytesMut::new(), messages);
+    while !rest.is_empty() {
+        rest = &rest[encode_node_messages(rest, &mut out)..];
     }
     out.freeze()
 }
@@ -274,11 +293,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
     #[test]
-    fn messages_round_trip(messages in vec(message(), 0..6)) {
+    fn messages_round_trip(messages in vec(message(), 0..6), run in run()) {
+        let messages = [messages, run].concat();
         let bytes = encoded(&messages);
         prop_assert_eq!(decoded(&bytes).unwrap(), messages.clone());
         // What is written by hand agrees with the published protocol.
-        prop_assert_eq!(proto::NodeMessages::decode(bytes).unwrap().messages.len(), messages.len());
+        prop_assert_eq!(as_published(bytes), messages.iter().map(published).collect::<Vec<_>>());
     }
 
     #[test]
@@ -311,6 +331,68 @@ proptest! {
             }
         }
     }
+}
+
+/// A message on its own.
+fn published(message: &NodeMessage) -> proto::NodeMessage {
+    let mut alone = BytesMut::new();
+    assert_eq!(encode_node_messages(std::slice::from_ref(message), &mut alone), 1);
+    let mut messages = proto::NodeMessages::decode(alone).unwrap().messages;
+    assert_eq!(messages.len(), 1);
+    messages.remove(0)
+}
+
+/// A stream as the published protocol reads it, runs taken apart.
+fn as_published(bytes: Bytes) -> Vec<proto::NodeMessage> {
+    use proto::{from_parent, node_message::Kind, to_parent};
+    let mut apart = Vec::new();
+    for message in proto::NodeMessages::decode(bytes).unwrap().messages {
+        match message.kind.unwrap() {
+            Kind::Up(proto::ToParent { kind: Some(to_parent::Kind::Orders(list)), to, from, addressed }) => {
+                for item in list.numbers.chunks(3) {
+                    let kind = Some(to_parent::Kind::Orders(proto::Numbers { numbers: item.to_vec() }));
+                    let up = proto::ToParent { to, from, addressed, kind };
+                    apart.push(proto::NodeMessage { kind: Some(Kind::Up(up)) });
+                }
+            }
+            Kind::Down(proto::FromParent { kind: Some(from_parent::Kind::Grants(list)), to, from, addressed }) => {
+                let mut rest = &list.numbers[..];
+                while !rest.is_empty() {
+                    let (item, after) = rest.split_at(5 + rest[4] as usize);
+                    rest = after;
+                    let kind = Some(from_parent::Kind::Grants(proto::Numbers { numbers: item.to_vec() }));
+                    let down = proto::FromParent { to, from, addressed, kind };
+                    apart.push(proto::NodeMessage { kind: Some(Kind::Down(down)) });
+                }
+            }
+            kind => apart.push(proto::NodeMessage { kind: Some(kind) }),
+        }
+    }
+    apart
+}
+
+#[test]
+fn a_run_names_its_incarnations_once_and_is_bounded() {
+    let order = |batch| up_from_here(ToParent::Order { batch, color: Color(1), count: 1 });
+    let orders: Vec<_> = (0..5000).map(order).collect();
+    let mut out = BytesMut::new();
+    assert_eq!(encode_node_messages(&orders, &mut out), 4096);
+    assert!(out.len() < 4096 * 5);
+    assert_eq!(encode_node_messages(&orders[4096..], &mut out), 904);
+    assert_eq!(decoded(&out.freeze()).unwrap(), orders);
+    assert_eq!(encode_node_messages(&[], &mut BytesMut::new()), 0);
+    // Another pair is another run, and so is another kind of message.
+    let NodeMessage::Up { message, .. } = order(1) else { panic!() };
+    let other = NodeMessage::Up { to: Position(1), message };
+    let settle = up_from_here(ToParent::Settle(Vec::new()));
+    for (messages, first) in [([order(0), other, order(2)], 1), ([order(0), order(1), settle], 2)] {
+        assert_eq!(encode_node_messages(&messages, &mut BytesMut::new()), first);
+    }
+    let long: Vec<u64> = (0..4097).flat_map(|batch| [batch, 1, 1]).collect();
+    let kind = Some(proto::to_parent::Kind::Orders(proto::Numbers { numbers: long }));
+    let (from, addressed) = (Some(incarnation_to(leaf())), Some(incarnation_to(leaf())));
+    let long = proto::ToParent { to: 0, from, addressed, kind };
+    assert!(tree::up_from(long, &mut Vec::new()).unwrap_err().to_string().contains("4096"));
 }
 
 fn leaf() -> Incarnation {
