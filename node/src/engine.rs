@@ -156,9 +156,21 @@ impl Engine {
         // What the cores before were about to be told is not for these.
         self.queue.retain(|message| matches!(message, Message::Member(..)));
         self.serving = false;
+        self.stopped = None;
         station.lead(incarnation, &mut self.tree_out);
         self.route_tree();
         self.each_leaf(Leaf::start);
+    }
+
+    /// Does not hold the position any more: somebody else has claimed it. Members are left alone, and so is what is under
+    /// way to other processes: they refuse what this incarnation says from now on. [`Engine::run`] comes next.
+    pub fn depose(&mut self) {
+        let Some(station) = &mut self.station else { return };
+        station.depose();
+        self.queue.retain(|message| matches!(message, Message::Member(..)));
+        self.serving = false;
+        self.stopped = None;
+        self.flush_due = None;
     }
 
     /// Has every leaf do something, and passes on what it says.
@@ -715,6 +727,7 @@ fn awaited(request: &Request) -> Option<RequestId> {
         Request::Lookup { id, .. }
         | Request::Colors { id, .. }
         | Request::Status { id }
+        | Request::Ping { id }
         | Request::OpenSession { id, .. }
         | Request::Read { id, .. }
         | Request::ReadNext { id, .. }

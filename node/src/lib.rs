@@ -3,10 +3,13 @@
 pub mod cli;
 pub mod embedded;
 pub mod engine;
+mod follow;
 pub mod links;
 pub mod process;
 mod retention;
+mod seat;
 mod server;
+mod standby;
 mod stores;
 mod trace;
 mod transport;

@@ -49,6 +49,13 @@ impl Station {
         self.held = Some(Held { sequencer, leaves });
     }
 
+    /// Drops the cores of the incarnation that held it.
+    pub(super) fn depose(&mut self) {
+        if let Some(held) = self.held.take() {
+            self.granted += held.sequencer.status().granted;
+        }
+    }
+
     pub(super) fn position(&self) -> Position {
         self.place.position
     }
@@ -89,7 +96,9 @@ impl Station {
     /// For people. The name is the caller's to know.
     pub(super) fn status(&self) -> PositionStatus {
         let position = self.place.position;
-        let Some(held) = &self.held else { return PositionStatus { position, ..PositionStatus::default() } };
+        let Some(held) = &self.held else {
+            return PositionStatus { position, granted: self.granted, ..PositionStatus::default() };
+        };
         let tree::Status { epoch, awaited, parent, colors, granted, under_way, ignored } = held.sequencer.status();
         PositionStatus {
             position,
@@ -102,6 +111,7 @@ impl Station {
             granted: self.granted + granted,
             under_way: under_way as u64,
             ignored,
+            standby: false,
         }
     }
 
