@@ -19,7 +19,9 @@ use flexlog_protocol::SeqNum;
 use flexlog_protocol::net::quic::Credentials;
 #[cfg(feature = "etcd")]
 use support::history::Etcd;
-use support::history::{ByQuic, ByTcp, Done, PATIENCE, check, flexlog, free_addresses, join_all, missing, read_all};
+use support::history::{
+    ByQuic, ByTcp, Done, PATIENCE, check, epochs, flexlog, free_addresses, join_all, missing, read_all,
+};
 use support::{BINARY, On, folder};
 
 /// Appends of one writer: half of them one after the other, half at once.
@@ -221,6 +223,9 @@ async fn run(cluster: &Cluster) -> Result<(), String> {
                 }
             }
             check(name, &histories[name], &read, &holes)?;
+            if epochs(&read) < 2 {
+                return Err(format!("{name}: all of it is in one epoch, which is not what this test is to see"));
+            }
             let (last, payload) = read.last().cloned().unwrap();
             match log.read(last).await.unwrap() {
                 ReadOutcome::Record(record) if record.payload() == payload.as_bytes() => {}
