@@ -157,7 +157,7 @@ fn own(topology: &Topology, what: &What) -> Result<Own, StartError> {
             let address = number.checked_sub(1).and_then(|at| standbys.get(at)).ok_or_else(|| {
                 let count = standbys.len();
                 StartError::Topology(format!(
-                    "there is no standby {number} of '{of}' in {file}: standbys names {count}"
+                    "there is no standby {number} of '{of}' in {file}: it has {count}. Add its address to standbys"
                 ))
             })?;
             let name = Topology::standby_name(of, *number);

@@ -191,12 +191,11 @@ impl Cluster {
         rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap()
     }
 
-    /// Sends a signal to the process that holds a position; gives its name, and its pid.
-    fn signal_holder(&self, position: &str, signal: Signal) -> (String, rustix::process::Pid) {
+    /// The process that holds a position: its name, and its pid.
+    fn holder(&self, position: &str) -> (String, rustix::process::Pid) {
         let status = self.until(position, |status| status["serving"] == true);
         let name = status["holder"].as_str().unwrap().to_owned();
         let pid = self.pid(&name);
-        rustix::process::kill_process(pid, signal).unwrap();
         (name, pid)
     }
 
@@ -355,7 +354,10 @@ fn histories_pass<F: Future<Output = ()>>(plan: &Plan<'_>, faults: impl FnOnce(R
 /// Kills the holder of a position, and waits for the color that it counts for to go on.
 async fn kill(cluster: &Cluster, writing: &Writing, position: &str, of: &str) {
     let color = color(of);
-    let (name, _) = cluster.signal_holder(position, Signal::KILL);
+    let (name, pid) = cluster.holder(position);
+    // Nobody took in acknowledgements while it was asked.
+    writing.grow(5).await;
+    rustix::process::kill_process(pid, Signal::KILL).unwrap();
     let (killed, before) = (Instant::now(), writing.last(color));
     writing.new_epoch(color, before).await;
     writing.grow(10).await;
@@ -394,7 +396,8 @@ fn a_holder_that_was_stopped_changes_nothing_becomes_a_standby_and_takes_over_ag
     histories_pass(&plan, |cluster, writing| async move {
         for (position, of) in [("leaf-1", "of-leaf"), ("inner", "of-inner")] {
             let color = color(of);
-            let (old, pid) = cluster.signal_holder(position, Signal::STOP);
+            let (old, pid) = cluster.holder(position);
+            rustix::process::kill_process(pid, Signal::STOP).unwrap();
             let before = writing.last(color);
             writing.new_epoch(color, before).await;
             writing.grow(10).await;
@@ -410,8 +413,9 @@ fn a_holder_that_was_stopped_changes_nothing_becomes_a_standby_and_takes_over_ag
             let epoch = |status: &Value| status["holder_epoch"].as_u64().unwrap();
             assert_eq!(epoch(&cluster.status_of(position)), epoch(&status), "the old holder changed something");
 
-            let (new, _) = cluster.signal_holder(position, Signal::KILL);
+            let (new, killed) = cluster.holder(position);
             assert_ne!(new, old);
+            rustix::process::kill_process(killed, Signal::KILL).unwrap();
             let before = writing.last(color);
             writing.new_epoch(color, before).await;
             cluster.until(position, |status| status["serving"] == true && status["holder"] == old.as_str());
