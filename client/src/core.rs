@@ -418,6 +418,7 @@ fn id_of(answer: &Answer) -> Option<RequestId> {
         Answer::Color { id, .. }
         | Answer::Colors { id, .. }
         | Answer::Status { id, .. }
+        | Answer::Pong { id, .. }
         | Answer::SessionOpened { id, .. }
         | Answer::Record { id, .. }
         | Answer::Hole { id }

@@ -4,6 +4,7 @@
 //! [`flexlog_tree_config::identity`]; recover the stores, all at once; claim the position, which takes a fresh epoch; seal
 //! the members and recover the shard. Only then is anything served.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ use flexlog_replica::RestoreError;
 use flexlog_storage_pm::OpenError;
 use flexlog_storage_pm::device::DeviceKind;
 use flexlog_tree_config::operations::{self, Layout, OperationError};
+use flexlog_tree_config::topology::DEFAULT_DETECT_MS;
 use flexlog_tree_config::{Embedded as EmbeddedMetadata, Metadata};
 use tokio::sync::Notify;
 use tokio::task::{LocalSet, spawn_local};
@@ -25,7 +27,9 @@ use uuid::Uuid;
 use crate::engine::{Engine, Led, Place};
 pub use crate::retention::file::ReadError as AgesError;
 use crate::retention::keeper::Keeper;
-use crate::server::{Parts, Seat, Server};
+use crate::seat::Seat;
+use crate::server::{Parts, Server};
+use crate::standby::Part;
 use crate::stores::{Homes, Storing, open_members};
 use crate::transport::{Listener, Transport};
 
@@ -202,7 +206,7 @@ async fn serve(
     let devices = devices.into_iter().flat_map(|shard| shard.replicas).map(|replica| replica.device).collect();
     let cluster = opened.cluster;
     let server = Server::start(opened);
-    server.lead().await?;
+    server.take_seat();
     server.serves().await.map_err(|why| StartError::Shard { path: directory.clone(), why })?;
 
     let hello = Hello { version: wire::VERSION, cluster, role: Role::Node };
@@ -269,7 +273,15 @@ async fn open(options: &Options) -> Result<Parts, StartError> {
     };
     let mut engine = Engine::new(members, Some(place));
     let bounds = operations::retentions(&*metadata).await?;
+    let bounds = bounds.into_iter().map(|record| (record.color, record.retention)).collect();
     let keeper = Keeper::open(&directory.join("retention.json"), cluster.id, bounds, &mut engine)?;
+    let part = Part {
+        uuid: Uuid::new_v4(),
+        address: String::new(),
+        is_first: true,
+        is_alone: true,
+        detect_micros: DEFAULT_DETECT_MS * 1000,
+    };
     Ok(Parts {
         engine,
         keeper,
@@ -279,7 +291,10 @@ async fn open(options: &Options) -> Result<Parts, StartError> {
         cluster: cluster.id,
         name: "root".to_owned(),
         directory: directory.display().to_string(),
-        seat: Some(Seat { position: shard.leaf, address: String::new() }),
+        seat: Some(Seat::new(shard.leaf, part, None)),
+        replica: None,
+        standbys: BTreeMap::new(),
+        from: None,
         links: None,
         fenced,
     })

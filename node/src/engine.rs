@@ -173,6 +173,7 @@ impl Engine {
         // What the cores before were about to be told is not for these.
         self.queue.retain(|message| matches!(message, Message::Member(..)));
         self.serving = false;
+        self.stopped = None;
         station.lead(incarnation, shards, &mut self.tree_out);
         self.route_tree();
         self.each_leaf(|leaf, out| leaf.start(now, out));
@@ -213,16 +214,22 @@ impl Engine {
         }
     }
 
-    /// Every replica of the shards that the position leads: there must be a connection to each.
-    pub(crate) fn replicas_led(&self) -> Vec<ReplicaId> {
-        self.station.iter().flat_map(Station::replicas).collect()
-    }
-
     /// What became of an [`Event::ChangeView`]. [`Engine::run`] comes next.
     pub(crate) fn view_decided(&mut self, by: Incarnation, shard: ShardId, outcome: ViewOutcome) {
         if self.station.as_ref().and_then(Station::incarnation) == Some(by) {
             self.queue.push_back(Message::Leaf(shard, flexlog_sequencer::Input::View(outcome)));
         }
+    }
+
+    /// Does not hold the position any more: somebody else has claimed it. Members are left alone, and so is what is under
+    /// way to other processes: they refuse what this incarnation says from now on. [`Engine::run`] comes next.
+    pub fn depose(&mut self) {
+        let Some(station) = &mut self.station else { return };
+        station.depose();
+        self.queue.retain(|message| matches!(message, Message::Member(..)));
+        self.serving = false;
+        self.stopped = None;
+        self.flush_due = None;
     }
 
     /// Has every leaf do something, and passes on what it says.

@@ -3,11 +3,14 @@
 pub mod cli;
 pub mod embedded;
 pub mod engine;
+mod follow;
 pub mod links;
 mod outlet;
 pub mod process;
 mod retention;
+mod seat;
 mod server;
+mod standby;
 mod stores;
 mod trace;
 mod transport;

@@ -184,7 +184,7 @@ mod tests {
         far.set(true, false);
         outlet.open(Box::new(far.clone()));
         say(3);
-        assert_eq!(far.came(), [], "the task begins");
+        assert_eq!(far.came(), Vec::<u32>::new(), "the task begins");
         let mut task = pin!(outlet.write(next));
         assert!(look(&mut task).is_pending());
         assert_eq!(far.came(), [1, 2, 3]);

@@ -2,7 +2,8 @@
 //!
 //! The order at start: take the address; find the metadata, and the cluster in it, which the file makes where there is
 //! none; for a replica, open its store in the steps that keep its identity; then accept connections, and for a position
-//! claim it and seal what is below. Processes may be started in any order: each waits for those that it needs.
+//! claim it and seal what is below, or stand by for the process that holds it. Processes may be started in any order: each
+//! waits for those that it needs. From then on each follows what changes in the metadata ([`crate::follow`]).
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -25,9 +26,12 @@ use uuid::Uuid;
 
 use crate::embedded::{SsdPlace, StartError};
 use crate::engine::{Engine, Led, Place};
+use crate::follow;
 use crate::links::{Dial, Links, Peer};
 use crate::retention::keeper::Keeper;
-use crate::server::{Parts, Seat, Server};
+use crate::seat::{Heart, Seat};
+use crate::server::{Parts, Server};
+use crate::standby::Part;
 use crate::stores::{Homes, Storing, open_members};
 use crate::trace::Trace;
 use crate::transport::Transport;
@@ -42,8 +46,15 @@ const SAY_AGAIN: Duration = Duration::from_secs(5);
 /// What a process of a cluster is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum What {
-    /// The position of this name.
+    /// The first process of the position of this name.
     Sequencer(String),
+    /// A standby of it.
+    Standby {
+        /// The name of the position.
+        of: String,
+        /// Which of its standbys, from 1 up.
+        number: usize,
+    },
     /// A replica.
     Replica(ReplicaId),
 }
@@ -77,7 +88,7 @@ impl Options {
 }
 
 /// Runs a process until `stopped` is done. Calls `ready` once it serves: a position when everything below it has
-/// reported, a replica when it has recovered and accepts connections.
+/// reported, or when another process that holds it answers, a replica when it has recovered and accepts connections.
 ///
 /// # Errors
 /// [`StartError`], before `ready` was called.
@@ -95,8 +106,8 @@ pub async fn run(
             };
             let (server, address) = server;
             let serves = async {
-                server.lead().await?;
-                if matches!(options.what, What::Sequencer(_)) {
+                server.take_seat();
+                if !matches!(options.what, What::Replica(_)) {
                     let folder = PathBuf::from(server.directory());
                     server.serves().await.map_err(|why| StartError::Shard { path: folder, why })?;
                 }
@@ -139,6 +150,18 @@ fn own(topology: &Topology, what: &What) -> Result<Own, StartError> {
             })?;
             let folder = topology.sequencer_folder(name);
             Ok(Own { name: name.clone(), address: found.address.clone(), folder })
+        }
+        What::Standby { of, number } => {
+            own(topology, &What::Sequencer(of.clone()))?;
+            let standbys = topology.sequencer(of).map(|found| found.standbys.as_slice()).unwrap_or_default();
+            let address = number.checked_sub(1).and_then(|at| standbys.get(at)).ok_or_else(|| {
+                let count = standbys.len();
+                StartError::Topology(format!(
+                    "there is no standby {number} of '{of}' in {file}: it has {count}. Add its address to standbys"
+                ))
+            })?;
+            let name = Topology::standby_name(of, *number);
+            Ok(Own { folder: topology.sequencer_folder(&name), name, address: address.clone() })
         }
         What::Replica(id) => {
             let (_, found) = topology.replica(*id).ok_or_else(|| {
@@ -185,13 +208,22 @@ async fn start(options: &Options) -> Result<(Rc<Server>, Option<SocketAddr>), St
 
     let (metadata, kept) = metadata(topology, what, &own, &transport).await?;
     let cluster = join(&*metadata, topology).await?;
+    let from = follow::revision(&*metadata).await.map_err(OperationError::Read)?;
     let tree = operations::tree(&*metadata).await?;
     let fenced = Arc::new(Notify::new());
     let (mut engine, seat) = match what {
-        What::Sequencer(name) => {
+        What::Sequencer(name) | What::Standby { of: name, .. } => {
             let place = place(&tree, name, *numbers_per_epoch)?;
-            let seat = Seat { position: place.position, address: own.address.clone() };
-            let linger = topology.sequencer(name).map_or(0, |sequencer| sequencer.linger_micros);
+            let found = topology.sequencer(name);
+            let part = Part {
+                uuid: Uuid::new_v4(),
+                address: own.address.clone(),
+                is_first: matches!(what, What::Sequencer(_)),
+                is_alone: found.is_none_or(|sequencer| sequencer.standbys.is_empty()),
+                detect_micros: topology.detect_ms * 1000,
+            };
+            let seat = Seat::new(place.position, part, Some(Heart::new(transport.clone(), cluster.id)));
+            let linger = found.map_or(0, |sequencer| sequencer.linger_micros);
             (Engine::new(Vec::new(), Some(place)).with_linger(linger), Some(seat))
         }
         What::Replica(id) => {
@@ -200,12 +232,17 @@ async fn start(options: &Options) -> Result<(Rc<Server>, Option<SocketAddr>), St
         }
     };
     engine.trace(Trace::wanted(&own.name));
-    // One member of a shard trims for all.
-    let trims =
-        matches!(what, What::Replica(id) if tree.shards.iter().any(|shard| shard.view.members.first() == Some(id)));
-    let bounds = if trims { operations::retentions(&*metadata).await? } else { Vec::new() };
+    let replica = match what {
+        What::Replica(id) => tree.replica(*id).map(|record| (*id, record.shard)),
+        What::Sequencer(_) | What::Standby { .. } => None,
+    };
+    let bounds = match replica.and_then(|(id, _)| follow::trims(&tree, id)) {
+        Some(shard) => follow::bounds_of(&*metadata, shard).await?,
+        None => Vec::new(),
+    };
     let keeper = Keeper::open(&own.folder.join("retention.json"), cluster.id, bounds, &mut engine)?;
     let links = links(&tree, what, &transport, cluster.id);
+    let standbys = topology.sequencers().iter().map(|found| (found.name.clone(), found.standbys.clone())).collect();
     let server = Server::start(Parts {
         engine,
         metadata,
@@ -214,8 +251,11 @@ async fn start(options: &Options) -> Result<(Rc<Server>, Option<SocketAddr>), St
         name: own.name,
         directory: own.folder.display().to_string(),
         seat,
+        replica,
         tree,
+        standbys,
         links: Some(links),
+        from: Some(from),
         keeper,
         fenced,
     });
@@ -357,10 +397,13 @@ async fn open(
 /// Links to everyone else of the cluster.
 fn links(tree: &Tree, what: &What, transport: &Transport, cluster: ClusterId) -> Links {
     let here = match what {
-        What::Sequencer(name) => tree.position_named(name).map(|record| Peer::Position(record.position)),
+        What::Sequencer(name) | What::Standby { of: name, .. } => {
+            tree.position_named(name).map(|record| Peer::Position(record.position))
+        }
         What::Replica(id) => Some(Peer::Replica(*id)),
     };
-    let positions = tree.positions.iter().map(|record| (Peer::Position(record.position), record.address.clone()));
+    let address = |record| follow::address_of(record).to_owned();
+    let positions = tree.positions.iter().map(|record| (Peer::Position(record.position), address(record)));
     let replicas = tree
         .replicas
         .iter()

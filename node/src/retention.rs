@@ -85,6 +85,11 @@ impl Planner {
         true
     }
 
+    /// What bounds a color has.
+    pub(crate) fn bounds(&self, color: Color) -> Retention {
+        self.colors.get(&color).map(|track| track.bounds).unwrap_or_default()
+    }
+
     /// Takes up what an earlier process knew: its time, and samples of colors whose bounds are set already.
     ///
     /// Samples that do not ascend are not what [`Planner::samples`] gave; those behind the first such are left out.

@@ -6,6 +6,7 @@
 //! [`MAX_OUTBOUND_BYTES`](flexlog_protocol::limits::MAX_OUTBOUND_BYTES) of them wait, so it slows itself alone.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,16 +24,17 @@ use flexlog_replica::ConnId;
 use flexlog_sequencer::ViewOutcome;
 use flexlog_tree_config::operations::{self, Placement, Tree, ViewChange};
 use flexlog_tree_config::record::{PositionRecord, ReplicaRecord, ShardRecord};
-use flexlog_tree_config::{ColorName, ColorRecord, Metadata, served};
+use flexlog_tree_config::{ColorName, ColorRecord, Metadata, Revision, served};
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::{Mutex, Notify, Semaphore, watch};
 use tokio::task::{JoinHandle, spawn_blocking, spawn_local};
 use tokio::time::MissedTickBehavior;
-use uuid::Uuid;
 
-use crate::engine::{Engine, Event, Led, OWN, SlowRead, StoreAt};
+use crate::engine::{Engine, Event, OWN, SlowRead, StoreAt};
 use crate::links::{self, Links};
 use crate::retention::keeper::{Keeper, Unwritten};
+use crate::seat::Seat;
+use crate::standby;
 use crate::transport::{Incoming, Listener};
 
 mod outbox;
@@ -43,8 +45,8 @@ use outbox::Outbox;
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 /// How long a status waits for the metadata: it must come while that is away, too.
 const STATUS_PATIENCE: Duration = Duration::from_secs(1);
-/// How long to wait before a claim that failed is tried again.
-const CLAIM_AGAIN: Duration = Duration::from_millis(500);
+/// How long to wait before a change of a shard's view is tried, or asked for, again.
+const CHANGE_AGAIN: Duration = Duration::from_millis(100);
 /// Threads that read SSD files.
 const SLOW_READERS: usize = 4;
 /// Room for messages to another process that is kept for the next ones.
@@ -57,8 +59,10 @@ const KEEP_EVERY: Duration = Duration::from_secs(10);
 
 /// How far the shard is.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum State {
+pub(crate) enum State {
     Starting,
+    /// Another process holds the position.
+    StandingBy,
     Serving,
     /// It did not get to serve, and this is why.
     Failed(String),
@@ -66,23 +70,26 @@ enum State {
 
 /// The node as its connections see it.
 pub(crate) struct Server {
-    engine: RefCell<Engine>,
-    metadata: Arc<dyn Metadata>,
+    pub(crate) engine: RefCell<Engine>,
+    pub(crate) metadata: Arc<dyn Metadata>,
     /// The metadata that this process keeps for the others of its cluster.
-    kept: Option<served::Server>,
+    pub(crate) kept: Option<served::Server>,
     cluster: ClusterId,
     name: String,
     directory: String,
-    seat: Option<Seat>,
-    tree: Tree,
+    /// The position that it holds or stands by for.
+    pub(crate) seat: Option<Seat>,
+    /// The replica of its own and its shard, in a cluster of several processes.
+    pub(crate) replica: Option<(ReplicaId, ShardId)>,
+    /// The metadata as it is followed.
+    pub(crate) tree: RefCell<Tree>,
+    /// Where the standbys of positions listen, by the names of these.
+    standbys: BTreeMap<String, Vec<String>>,
     /// To the other processes of the cluster; `None` where there are none.
-    links: Option<Links>,
+    pub(crate) links: Option<Links>,
     started: Instant,
     /// Colors that are known to be there.
     colors: RefCell<FxHashSet<Color>>,
-    /// The position is being claimed; and once more is due after that.
-    claiming: Cell<bool>,
-    claim_again: Cell<bool>,
     next_connection: Cell<u64>,
     outboxes: RefCell<FxHashMap<ConnId, Rc<Outbox>>>,
     /// The engine has more to do, once the answers that it has are on their way.
@@ -93,21 +100,16 @@ pub(crate) struct Server {
     /// Reads of SSD files under way at once, and stores that work in the background at once.
     readers: Semaphore,
     worker: Semaphore,
-    state: watch::Sender<State>,
+    pub(crate) state: watch::Sender<State>,
     stopping: watch::Sender<bool>,
-    keeper: RefCell<Keeper>,
+    pub(crate) keeper: RefCell<Keeper>,
     /// A color was given bounds.
-    given_bounds: Notify,
+    pub(crate) given_bounds: Notify,
+    /// Which colors have bounds that are kept to here is to be read again.
+    pub(crate) bounds_due: Cell<bool>,
     /// Retentions change one after the other, so that what is kept to is what was decided last.
     changing: Mutex<()>,
     keeping: RefCell<Option<JoinHandle<()>>>,
-}
-
-/// A position that this process holds.
-pub(crate) struct Seat {
-    pub(crate) position: Position,
-    /// Where its neighbours in the tree find it; empty where all of them are in this process.
-    pub(crate) address: String,
 }
 
 /// What a server is made of.
@@ -119,8 +121,12 @@ pub(crate) struct Parts {
     pub(crate) name: String,
     pub(crate) directory: String,
     pub(crate) seat: Option<Seat>,
+    pub(crate) replica: Option<(ReplicaId, ShardId)>,
     pub(crate) tree: Tree,
+    pub(crate) standbys: BTreeMap<String, Vec<String>>,
     pub(crate) links: Option<Links>,
+    /// Follow the metadata from here on: the tree is no older. `None` where nobody else changes it.
+    pub(crate) from: Option<Revision>,
     pub(crate) keeper: Keeper,
     /// Told, from any thread, when a fence of a store may be done.
     pub(crate) fenced: Arc<Notify>,
@@ -138,12 +144,12 @@ impl Server {
             name: parts.name,
             directory: parts.directory,
             seat: parts.seat,
-            tree: parts.tree,
+            replica: parts.replica,
+            tree: RefCell::new(parts.tree),
+            standbys: parts.standbys,
             links: parts.links,
             started: Instant::now(),
             colors: RefCell::default(),
-            claiming: Cell::new(false),
-            claim_again: Cell::new(false),
             next_connection: Cell::new(0),
             outboxes: RefCell::default(),
             unfinished: Notify::new(),
@@ -157,6 +163,7 @@ impl Server {
             stopping: watch::Sender::new(false),
             keeper: RefCell::new(parts.keeper),
             given_bounds: Notify::new(),
+            bounds_due: Cell::new(false),
             changing: Mutex::new(()),
             keeping: RefCell::default(),
         });
@@ -172,6 +179,9 @@ impl Server {
             });
             spawn_local(Rc::clone(&server).hear_links());
         }
+        if let Some(from) = parts.from {
+            spawn_local(Rc::clone(&server).follow(from));
+        }
         let keeping = spawn_local(Rc::clone(&server).keep_retentions());
         server.keeping.replace(Some(keeping));
         server
@@ -185,45 +195,16 @@ impl Server {
         &self.directory
     }
 
-    fn now(&self) -> Time {
+    pub(crate) fn now(&self) -> Time {
         Time(self.started.elapsed().as_micros() as u64)
     }
 
-    /// Claims the position of this process, if it has one, and starts its cores there.
-    ///
-    /// # Errors
-    /// Those of the metadata store.
-    pub(crate) async fn lead(self: &Rc<Self>) -> Result<(), operations::OperationError> {
-        let Some(Seat { position, address }) = &self.seat else { return Ok(()) };
-        let uuid = Uuid::new_v4();
-        let epoch = operations::claim(&*self.metadata, *position, uuid, address).await?;
-        tracing::info!(%position, %epoch, "claimed");
-        // Views as they are once nobody else may change them.
-        let tree = operations::tree(&*self.metadata).await?;
-        let shards = Led::by(&tree, *position);
-        if let Some(links) = &self.links {
-            let replicas = shards.iter().flat_map(|led| &led.replicas);
-            replicas.for_each(|replica| links.reach(Peer::Replica(*replica)));
+    /// Done when that moment has come; never, if there is none.
+    pub(crate) async fn reached(&self, deadline: Option<Time>) {
+        match deadline {
+            Some(at) => tokio::time::sleep_until((self.started + Duration::from_micros(at.0)).into()).await,
+            None => std::future::pending().await,
         }
-        self.engine.borrow_mut().lead(self.now(), Incarnation { position: *position, epoch, uuid }, shards);
-        self.run();
-        Ok(())
-    }
-
-    /// Claims the position again, for as long as that is due.
-    async fn lead_again(self: Rc<Self>) {
-        loop {
-            self.claim_again.set(false);
-            if let Err(error) = self.lead().await {
-                tracing::error!(%error, "the position cannot be claimed again: trying once more");
-                self.claim_again.set(true);
-                tokio::time::sleep(CLAIM_AGAIN).await;
-            }
-            if !self.claim_again.get() {
-                break;
-            }
-        }
-        self.claiming.set(false);
     }
 
     /// Takes in what becomes of links; messages are taken in by the tasks that read them.
@@ -249,7 +230,7 @@ impl Server {
                     tracing::warn!(%peer, "it does not take what it is told: beginning anew");
                     self.engine.borrow_mut().replaced(peer);
                     if !matches!(peer, Peer::Replica(_)) {
-                        self.claim_again_soon();
+                        self.stand(standby::Input::Again);
                     }
                 }
                 links::Event::Up(peer) => {
@@ -279,24 +260,14 @@ impl Server {
                 }
                 Err(_) => {}
             }
-            tokio::time::sleep(CLAIM_AGAIN).await;
+            tokio::time::sleep(CHANGE_AGAIN).await;
         };
         tracing::info!(%shard, view = %to.number, members = ?to.members, ?outcome, "change of view");
         self.engine.borrow_mut().view_decided(by, shard, outcome);
         self.run();
     }
 
-    fn claim_again_soon(self: &Rc<Self>) {
-        if self.seat.is_none() {
-            return;
-        }
-        self.claim_again.set(true);
-        if !self.claiming.replace(true) {
-            spawn_local(Rc::clone(self).lead_again());
-        }
-    }
-
-    /// Waits until the shard serves, or why it never will.
+    /// Waits until the shard serves, or another process holds the position, or why neither will ever be.
     pub(crate) async fn serves(&self) -> Result<(), String> {
         let mut state = self.state.subscribe();
         // The sender lives in `self`, so this ends when the state is another.
@@ -325,7 +296,7 @@ impl Server {
     }
 
     /// Runs the engine, and hands out what came of it.
-    fn run(self: &Rc<Self>) {
+    pub(crate) fn run(self: &Rc<Self>) {
         let mut engine = self.engine.borrow_mut();
         if engine.run(self.now()) {
             self.unfinished.notify_one();
@@ -361,15 +332,17 @@ impl Server {
         for (store, work) in engine.take_work() {
             spawn_local(Rc::clone(self).work(store, work));
         }
+        let mut again = false;
         for event in engine.take_events() {
             match event {
                 Event::Serving => {
                     self.state.send_replace(State::Serving);
                 }
-                Event::ClaimAgain => self.claim_again_soon(),
+                Event::ClaimAgain => again = true,
                 Event::ChangeView { by, shard, from, to } => {
                     spawn_local(Rc::clone(self).change_view(by, shard, from, to));
                 }
+                // The metadata says who does, and is followed.
                 Event::Deposed => tracing::warn!("another process holds the position"),
             }
         }
@@ -381,6 +354,10 @@ impl Server {
         let deadline = engine.next_deadline();
         if deadline.is_some_and(|deadline| self.armed.get().is_none_or(|armed| deadline < armed)) {
             self.rearm.notify_one();
+        }
+        drop((engine, outboxes));
+        if again {
+            self.stand(standby::Input::Again);
         }
     }
 
@@ -408,15 +385,9 @@ impl Server {
         loop {
             let deadline = self.engine.borrow().next_deadline();
             self.armed.set(deadline);
-            let expired = async {
-                match deadline {
-                    Some(at) => tokio::time::sleep_until((self.started + Duration::from_micros(at.0)).into()).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 () = self.rearm.notified() => {}
-                () = expired => {
+                () = self.reached(deadline) => {
                     self.engine.borrow_mut().tick();
                     self.run();
                 }
@@ -459,7 +430,7 @@ impl Server {
         }
     }
 
-    fn keep(self: &Rc<Self>, what: impl FnOnce(&mut Keeper, &mut Engine)) {
+    pub(crate) fn keep(self: &Rc<Self>, what: impl FnOnce(&mut Keeper, &mut Engine)) {
         what(&mut self.keeper.borrow_mut(), &mut self.engine.borrow_mut());
         self.run();
     }
@@ -609,6 +580,11 @@ impl Server {
                     };
                     self.answer(outbox, answer);
                 }
+                Request::Ping { id } => {
+                    outbox.is_heartbeat.set(true);
+                    let holder = self.seat.as_ref().is_some_and(Seat::is_held);
+                    self.answer(outbox, Answer::Pong { id, holder });
+                }
                 Request::Status { id } => {
                     self.run();
                     let status = Box::new(self.status().await);
@@ -682,13 +658,14 @@ impl Server {
     /// Where a new color goes. If nobody says, a shard is drawn for it and the shard's leaf counts, so that nothing of it
     /// goes further up; for a wide one the root.
     fn place(&self, name: &ColorName, asked: &api::Placement) -> Result<Placement, Failure> {
+        let tree = self.tree.borrow();
         let width = asked.width.max(1);
         let top = match &asked.owner {
             None => Position(0),
             Some(owner) => {
-                let position = self.tree.position_named(owner).map(|record| record.position);
+                let position = tree.position_named(owner).map(|record| record.position);
                 position.ok_or_else(|| {
-                    let known: Vec<&str> = self.tree.positions.iter().map(|record| record.name.as_str()).collect();
+                    let known: Vec<&str> = tree.positions.iter().map(|record| record.name.as_str()).collect();
                     Failure::Placement(format!("there is no position '{owner}': there are {}", known.join(", ")))
                 })?
             }
@@ -698,8 +675,8 @@ impl Server {
             Color(name.as_str().bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
                 (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
             }));
-        let shards = self.tree.place(top, width, draw).map_err(|error| Failure::Placement(error.to_string()))?;
-        let leaf = || shards.first().and_then(|shard| self.tree.shard(*shard)).map(|shard| shard.leaf);
+        let shards = tree.place(top, width, draw).map_err(|error| Failure::Placement(error.to_string()))?;
+        let leaf = || shards.first().and_then(|shard| tree.shard(*shard)).map(|shard| shard.leaf);
         let owner = if asked.owner.is_none() && width == 1 { leaf().unwrap_or(top) } else { top };
         Ok(Placement { owner, shards })
     }
@@ -728,7 +705,7 @@ impl Server {
         Ok(self.info(record))
     }
 
-    /// Changes a color's retention, and keeps to it from then on.
+    /// Changes a color's retention, which is kept to from then on.
     ///
     /// Where it is in doubt whether the change was made, the node keeps to what it knew until it is made again.
     async fn set_retention(self: &Rc<Self>, color: Color, change: RetentionChange) -> Result<ColorRecord, Failure> {
@@ -737,8 +714,11 @@ impl Server {
         let decided = spawn_local(async move {
             let _turn = server.changing.lock().await;
             let record = operations::set_retention(&*server.metadata, color, change).await?;
-            server.keep(|keeper, engine| keeper.set(engine, color, record.retention));
-            server.given_bounds.notify_one();
+            // Where the metadata is followed, whoever keeps to it hears of it in that way.
+            if server.links.is_none() {
+                server.keep(|keeper, engine| keeper.set(engine, color, record.retention));
+                server.given_bounds.notify_one();
+            }
             Ok(record)
         });
         decided.await.map_err(|error| Failure::NotReady(error.to_string()))?.map_err(metadata_failure)
@@ -757,16 +737,17 @@ impl Server {
     }
 
     fn info(&self, record: ColorRecord) -> ColorInfo {
+        let tree = self.tree.borrow();
         let address = |member: &ReplicaId| {
             // In a cluster of one process every member is on this node.
-            self.tree.replica(*member).and_then(|record| record.addresses.first()).cloned().unwrap_or_default()
+            tree.replica(*member).and_then(|record| record.addresses.first()).cloned().unwrap_or_default()
         };
         let shard = |shard: ShardId| {
-            let view = self.tree.shard(shard)?.view.clone();
+            let view = tree.shard(shard)?.view.clone();
             Some(ShardInfo { shard, addresses: view.members.iter().map(address).collect(), view })
         };
         let shards = record.shards.into_iter().filter_map(shard).collect();
-        let owner = self.tree.position(record.owner).map(|owner| owner.name.clone()).unwrap_or_default();
+        let owner = tree.position(record.owner).map(|owner| owner.name.clone()).unwrap_or_default();
         let (color, name) = (record.color, record.name.to_string());
         ColorInfo { color, name, shards, owner, retention: record.retention }
     }
@@ -778,17 +759,18 @@ impl Server {
         };
         // Where the metadata does not answer, the rest is worth knowing all the same.
         let (cluster, tree) = match tokio::time::timeout(STATUS_PATIENCE, asked).await {
-            Ok(Ok((cluster, tree))) => (cluster, tree_info(&tree, None)),
-            Ok(Err(error)) => (None, tree_info(&self.tree, Some(error.to_string()))),
+            Ok(Ok((cluster, tree))) => (cluster, self.tree_info(&tree, None)),
+            Ok(Err(error)) => (None, self.tree_info(&self.tree.borrow(), Some(error.to_string()))),
             Err(_) => {
                 let why = format!("the metadata did not answer within {} s", STATUS_PATIENCE.as_secs());
-                (None, tree_info(&self.tree, Some(why)))
+                (None, self.tree_info(&self.tree.borrow(), Some(why)))
             }
         };
         let engine = self.engine.borrow();
         let position = engine.position().map(|status| {
-            let name = self.tree.position(status.position).map(|record| record.name.clone()).unwrap_or_default();
-            PositionStatus { name, ..status }
+            let tree = self.tree.borrow();
+            let name = tree.position(status.position).map(|record| record.name.clone()).unwrap_or_default();
+            PositionStatus { name, standby: self.seat.as_ref().is_some_and(Seat::stands_by), ..status }
         });
         Status {
             process: self.name.clone(),
@@ -799,37 +781,39 @@ impl Server {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             directory: self.directory.clone(),
             uptime_micros: self.now().0,
-            connections: self.outboxes.borrow().len() as u64,
+            connections: self.outboxes.borrow().values().filter(|outbox| !outbox.is_heartbeat.get()).count() as u64,
             colors: cluster.map_or(0, |cluster| cluster.colors()),
             appends: engine.appends(),
             shards: engine.shards(),
         }
     }
-}
 
-fn tree_info(tree: &Tree, stale: Option<String>) -> TreeInfo {
-    let position = |record: &PositionRecord| PositionInfo {
-        position: record.position,
-        name: record.name.clone(),
-        parent: record.parent,
-        address: record.address.clone(),
-        epoch: record.holder.as_ref().map(|holder| holder.epoch).unwrap_or_default(),
-    };
-    let replica = |record: &ReplicaRecord| ReplicaInfo {
-        replica: record.replica,
-        address: record.addresses.first().cloned().unwrap_or_default(),
-    };
-    let shard = |record: &ShardRecord| ShardPlace {
-        shard: record.shard,
-        leaf: record.leaf,
-        view: record.view.clone(),
-        min_view: record.min_view,
-        replicas: tree.replicas_of(record.shard).map(replica).collect(),
-    };
-    TreeInfo {
-        stale,
-        positions: tree.positions.iter().map(position).collect(),
-        shards: tree.shards.iter().map(shard).collect(),
+    fn tree_info(&self, tree: &Tree, stale: Option<String>) -> TreeInfo {
+        let position = |record: &PositionRecord| PositionInfo {
+            position: record.position,
+            name: record.name.clone(),
+            parent: record.parent,
+            address: record.address.clone(),
+            epoch: record.holder.as_ref().map(|holder| holder.epoch).unwrap_or_default(),
+            holder: record.holder.as_ref().map(|holder| holder.address.clone()).unwrap_or_default(),
+            standbys: self.standbys.get(&record.name).cloned().unwrap_or_default(),
+        };
+        let replica = |record: &ReplicaRecord| ReplicaInfo {
+            replica: record.replica,
+            address: record.addresses.first().cloned().unwrap_or_default(),
+        };
+        let shard = |record: &ShardRecord| ShardPlace {
+            shard: record.shard,
+            leaf: record.leaf,
+            view: record.view.clone(),
+            min_view: record.min_view,
+            replicas: tree.replicas_of(record.shard).map(replica).collect(),
+        };
+        TreeInfo {
+            stale,
+            positions: tree.positions.iter().map(position).collect(),
+            shards: tree.shards.iter().map(shard).collect(),
+        }
     }
 }
 

@@ -391,6 +391,31 @@ fn a_status_says_who_is_away() {
 }
 
 #[test]
+fn a_retention_that_is_set_at_any_process_is_kept_to() {
+    let _turn = turn();
+    let Some(folder) = folder(On::Tmpfs) else { return };
+    let plan = Plan::new(folder.path(), false);
+    let cluster = plan.up();
+    for color in ["short", "long"] {
+        plan.run("root", &["color", "create", color, "--owner", "leaf-2"], "");
+    }
+    let number = |color: &str| plan.run("root", &["append", color], "one\n").trim_end().to_owned();
+    let [short, long] = ["short", "long"].map(number);
+    // Neither leads nor holds the color's shard.
+    plan.run("leaf-1", &["color", "set", "short", "--max-age", "1s"], "");
+    let start = std::time::Instant::now();
+    loop {
+        let output = run(plan.at("replica-1", &["read", "short", &short]), b"");
+        if text(&output.stderr).contains("Trimmed") {
+            break;
+        }
+        assert!(output.status.success() && start.elapsed().as_secs() < 60, "{}", text(&output.stderr));
+    }
+    assert_eq!(plan.run("replica-2", &["read", "long", &long], ""), "one\n");
+    cluster.stop();
+}
+
+#[test]
 fn what_cannot_start_says_why() {
     let _turn = turn();
     let Some(folder) = folder(On::Tmpfs) else { return };

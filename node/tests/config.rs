@@ -32,13 +32,15 @@ fn the_example_is_good_and_shown_as_a_tree() {
     assert!(output.status.success(), "{output:?}");
     let shown = text(&output.stdout);
     let expected = "\
-cluster demo: 7 sequencers, 4 shards, 12 replicas
+cluster demo: 7 sequencers, 1 standby, 4 shards, 12 replicas
 transport tcp
 metadata embedded, kept by root
 data in flexlog-cluster
+a standby takes over after 300 ms of silence
 root at 127.0.0.1:7400
   left at 127.0.0.1:7401
     left-1 at 127.0.0.1:7403
+      left-1-standby-1 at 127.0.0.1:7453
       shard 1, views of 2 or more
         replica 1 at 127.0.0.1:7411
         replica 2 at 127.0.0.1:7412
@@ -47,7 +49,7 @@ root at 127.0.0.1:7400
 ";
     assert!(shown.starts_with(expected), "{shown}");
     assert!(shown.contains("\n  right at 127.0.0.1:7402\n    right-1 at"), "{shown}");
-    assert_eq!(shown.lines().count(), 4 + 7 + 4 + 12);
+    assert_eq!(shown.lines().count(), 5 + 7 + 1 + 4 + 12);
     assert_eq!(text(&output.stderr), "");
 
     let output = check(&["--json"], &examples, "cluster.toml");
@@ -58,8 +60,10 @@ root at 127.0.0.1:7400
         (&json!(true), &json!("demo"), &json!("flexlog-cluster"))
     );
     let right_2 = json!({
-        "name": "right-2", "parent": "right", "depth": 2, "address": "127.0.0.1:7406", "linger_micros": 0
+        "name": "right-2", "parent": "right", "depth": 2, "address": "127.0.0.1:7406", "linger_micros": 0,
+        "standbys": []
     });
+    assert_eq!((&found["detect_ms"], &found["sequencers"][3]["standbys"]), (&json!(300), &json!(["127.0.0.1:7453"])));
     assert_eq!((found["sequencers"].as_array().unwrap().len(), &found["sequencers"][6]), (7, &right_2));
     let replicas =
         [(4, 7414), (5, 7415), (6, 7416)].map(|(id, port)| json!({ "id": id, "address": format!("127.0.0.1:{port}") }));
@@ -94,6 +98,8 @@ fn each_mistake_is_told_with_its_line_and_what_to_write() {
         ("leaf = \"left-1\"\nmin_view = 2", "leaf = \"left-1\"\nmin_view = 4", at("min_view"), &["min_view is 4", "3 replicas", "write min_view = 2"]),
         ("transport = \"tcp\"", "transport = \"quic\"", at("transport"), &["needs certificates", "[certificates]"]),
         ("backend = \"embedded\"", "backend = \"etcd\"", at("backend"), &["endpoints = [\"http://127.0.0.1:2379\"]"]),
+        (":7453", ":7400", at(":7453"), &["address '127.0.0.1:7400' of standby 1 of 'left-1'", "sequencer 'root'"]),
+        ("detect_ms = 300", "detect_ms = 0", at("detect_ms = 300"), &["detect_ms is 0", "50 to 60000", "write detect_ms = 300"]),
         ("[metadata]", "[metadata", at("[metadata]"), &["this is no TOML"]),
     ];
     for (piece, by, line, words) in mistakes {

@@ -47,6 +47,12 @@ pub enum Request {
         /// Names the request.
         id: RequestId,
     },
+    /// Does this node hold its position of the tree? Answered at once, by the thread that does the node's work, with
+    /// [`Answer::Pong`].
+    Ping {
+        /// Names the request.
+        id: RequestId,
+    },
     /// Begin a session. Answered by [`Answer::SessionOpened`].
     OpenSession {
         /// Names the request.
@@ -154,6 +160,7 @@ impl Request {
             Self::Lookup { id, .. }
             | Self::Colors { id, .. }
             | Self::Status { id }
+            | Self::Ping { id }
             | Self::OpenSession { id, .. }
             | Self::Read { id, .. }
             | Self::ReadNext { id, .. }
@@ -230,6 +237,13 @@ pub enum Answer {
         id: RequestId,
         /// The report.
         status: Box<Status>,
+    },
+    /// The node is there.
+    Pong {
+        /// As asked.
+        id: RequestId,
+        /// Whether it holds its position of the tree. False of a standby, and of a node that has no position.
+        holder: bool,
     },
     /// The session with the nonce asked for.
     SessionOpened {

@@ -66,7 +66,7 @@ impl Replica {
             }
             Request::Unsubscribe { id } => self.readers.unsubscribe(from, id),
             // The node answers these itself.
-            Request::Lookup { id, .. } | Request::Colors { id, .. } | Request::Status { id } => {
+            Request::Lookup { id, .. } | Request::Colors { id, .. } | Request::Status { id } | Request::Ping { id } => {
                 fail(id, Failure::Unsupported("this request at a replica".into()));
             }
             Request::Append(request) => self.on_append(from, &request, out),

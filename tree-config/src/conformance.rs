@@ -391,6 +391,20 @@ pub async fn claims(fixture: &mut dyn Fixture) {
     let holder = PositionRecord::try_from(found.value).unwrap().holder.unwrap();
     assert_eq!((holder.epoch, holder.uuid, holder.address.as_str()), (epoch, uuid, "here:2"));
 
+    // Of all that take over from one holder, one does; asked again, as after a commit in doubt, it claims nothing more.
+    let rivals = (1..=5).map(Uuid::from_u128);
+    let take = |uuid: Uuid| operations::take_over(store, Position(1), Some(epoch), uuid, "rival:1");
+    let taken = join(rivals.clone().map(take)).await;
+    let won: Vec<(Uuid, Epoch)> = rivals.zip(taken).filter_map(|(uuid, taken)| Some((uuid, taken.unwrap()?))).collect();
+    let [(winner, later)] = won[..] else { panic!("{won:?}") };
+    assert!(later > epoch);
+    assert_eq!(take(winner).await.unwrap(), Some(later));
+    assert_eq!(operations::take_over(store, Position(1), None, uuid, "").await.unwrap(), None);
+    let held = operations::position(store, Position(1)).await.unwrap().holder.unwrap();
+    assert_eq!((held.epoch, held.uuid, held.address.as_str()), (later, winner, "rival:1"));
+    let again = operations::take_over(store, Position(1), Some(later), winner, "rival:1").await.unwrap();
+    assert!(again > Some(later), "{again:?}");
+
     let cluster = operations::cluster(store).await.unwrap().unwrap();
     let exhausted = ClusterRecord { next_epoch: Epoch(u32::MAX), ..cluster };
     store.commit(Transaction::new().put(Key::Cluster, exhausted)).await.unwrap();
@@ -461,7 +475,7 @@ pub async fn color_retention(fixture: &mut dyn Fixture) {
 
     fixture.reopen().await;
     let store = fixture.store();
-    assert_eq!(operations::retentions(store).await.unwrap(), [(before.color, both)]);
+    assert_eq!(operations::retentions(store).await.unwrap(), [ColorRecord { retention: both, ..before.clone() }]);
     let key = Key::Color(before.color);
     let unchanged = version_of(store, &key).await;
     operations::set_retention(store, before.color, by_age).await.unwrap();

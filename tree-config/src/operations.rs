@@ -183,20 +183,69 @@ pub async fn claim(
 ) -> Result<Epoch, OperationError> {
     let key = Key::Position(position);
     loop {
-        let (place_version, place): (_, PositionRecord) = read(store, &key).await?;
-        let (cluster_version, cluster): (_, ClusterRecord) = read(store, &Key::Cluster).await?;
-        let epoch = cluster.next_epoch;
-        let next_epoch = epoch.next().ok_or(OperationError::EpochsExhausted(position))?;
-        let holder = Holder { epoch, uuid, address: address.to_owned() };
-        let transaction = Transaction::new()
-            .when(Key::Cluster, cluster_version)
-            .when(key.clone(), place_version)
-            .put(Key::Cluster, ClusterRecord { next_epoch, ..cluster })
-            .put(key.clone(), PositionRecord { holder: Some(holder), ..place });
-        if try_commit(store, transaction).await?.is_some() {
+        let place = read(store, &key).await?;
+        if let Some(epoch) = try_claim(store, place, uuid, address).await? {
             return Ok(epoch);
         }
     }
+}
+
+/// As [`claim`], but only from the holder of the epoch `from`, or where `from` is `None` from nobody: `None` where another
+/// one holds it meanwhile.
+///
+/// May be called again after a commit in doubt, with the same `uuid` and the same `from`, and does not claim twice then. So
+/// a process that claims more than once may draw its uuid once: epochs tell its claims apart.
+///
+/// # Errors
+/// As [`claim`].
+pub async fn take_over(
+    store: &(impl Metadata + ?Sized),
+    position: Position,
+    from: Option<Epoch>,
+    uuid: Uuid,
+    address: &str,
+) -> Result<Option<Epoch>, OperationError> {
+    let key = Key::Position(position);
+    loop {
+        let (place_version, place): (_, PositionRecord) = read(store, &key).await?;
+        match &place.holder {
+            // A commit that was in doubt was made.
+            Some(holder) if holder.uuid == uuid && Some(holder.epoch) > from => return Ok(Some(holder.epoch)),
+            holder if holder.as_ref().map(|holder| holder.epoch) != from => return Ok(None),
+            _ => {}
+        }
+        if let Some(epoch) = try_claim(store, (place_version, place), uuid, address).await? {
+            return Ok(Some(epoch));
+        }
+    }
+}
+
+/// Claims a position that is as it was read. `None` after a conflict.
+async fn try_claim(
+    store: &(impl Metadata + ?Sized),
+    (version, place): (Revision, PositionRecord),
+    uuid: Uuid,
+    address: &str,
+) -> Result<Option<Epoch>, OperationError> {
+    let key = Key::Position(place.position);
+    let (cluster_version, cluster): (_, ClusterRecord) = read(store, &Key::Cluster).await?;
+    let epoch = cluster.next_epoch;
+    let next_epoch = epoch.next().ok_or(OperationError::EpochsExhausted(place.position))?;
+    let holder = Holder { epoch, uuid, address: address.to_owned() };
+    let transaction = Transaction::new()
+        .when(Key::Cluster, cluster_version)
+        .when(key.clone(), version)
+        .put(Key::Cluster, ClusterRecord { next_epoch, ..cluster })
+        .put(key, PositionRecord { holder: Some(holder), ..place });
+    Ok(try_commit(store, transaction).await?.map(|_| epoch))
+}
+
+/// The position.
+///
+/// # Errors
+/// [`OperationError::Missing`], and those of reading.
+pub async fn position(store: &(impl Metadata + ?Sized), position: Position) -> Result<PositionRecord, OperationError> {
+    Ok(read(store, &Key::Position(position)).await?.1)
 }
 
 /// The color of this name, or `None`.
@@ -386,11 +435,11 @@ pub async fn set_retention(
     }
 }
 
-/// The colors whose records are not kept until they are trimmed, and how long they are.
+/// The colors whose records are not kept until they are trimmed.
 ///
 /// # Errors
 /// Those of reading.
-pub async fn retentions(store: &(impl Metadata + ?Sized)) -> Result<Vec<(Color, Retention)>, OperationError> {
+pub async fn retentions(store: &(impl Metadata + ?Sized)) -> Result<Vec<ColorRecord>, OperationError> {
     let mut bounded = Vec::new();
     let mut after = None;
     loop {
@@ -400,7 +449,7 @@ pub async fn retentions(store: &(impl Metadata + ?Sized)) -> Result<Vec<(Color, 
         for (key, found) in page.entries {
             let record = ColorRecord::try_from(found.value).map_err(|_| OperationError::Misplaced(key))?;
             if !record.retention.is_unlimited() {
-                bounded.push((record.color, record.retention));
+                bounded.push(record);
             }
         }
     }

@@ -18,6 +18,9 @@
 //! # endpoints = ["http://127.0.0.1:2379"]
 //! # prefix = "flexlog/demo"
 //!
+//! [failover]
+//! detect_ms = 300                # a standby takes over when a sequencer has not answered for so long; optional
+//!
 //! [storage]                      # of every replica; all optional
 //! area_limit = "1GiB"
 //! segment = "16MiB"
@@ -30,6 +33,7 @@
 //! name = "root"
 //! address = "127.0.0.1:7400"
 //! linger_micros = 0
+//! # standbys = ["127.0.0.1:7450"] # further processes that take over when the one before is gone
 //!
 //! [[shard]]
 //! id = 1
@@ -62,6 +66,12 @@ use crate::record::{PositionRecord, ReplicaRecord, ShardRecord, StoreState};
 
 /// The longest that requests may wait for others to be merged with, in microseconds.
 pub const MAX_LINGER_MICROS: u64 = 10_000;
+/// How long a sequencer may be silent before a standby takes over, in milliseconds, unless the file says otherwise.
+pub const DEFAULT_DETECT_MS: u64 = 300;
+/// The least and the most that this may be.
+pub const DETECT_MS: (u64, u64) = (50, 60_000);
+/// The most standbys of a sequencer.
+pub const MAX_STANDBYS: usize = 9;
 /// The folder of a cluster that names none.
 pub const DEFAULT_DATA: &str = "flexlog-cluster";
 
@@ -80,6 +90,8 @@ pub struct Topology {
     pub metadata: MetadataPlace,
     /// How every replica stores its records.
     pub storage: Storage,
+    /// How long a sequencer may be silent before a standby takes over, in milliseconds: in [`DETECT_MS`].
+    pub detect_ms: u64,
     sequencers: Vec<Sequencer>,
     shards: Vec<Shard>,
 }
@@ -151,6 +163,8 @@ pub struct Sequencer {
     pub address: String,
     /// How long requests may wait for others to be merged with, in microseconds up to [`MAX_LINGER_MICROS`].
     pub linger_micros: u64,
+    /// Where its standbys listen, `host:port` each: at most [`MAX_STANDBYS`].
+    pub standbys: Vec<String>,
 }
 
 /// A shard and its replicas.
@@ -298,7 +312,22 @@ impl Topology {
         format!("replica-{id}")
     }
 
-    /// The folder of a sequencer's process.
+    /// What the process of a sequencer's standby is called, which is its `number`th from 1 up: its folder, and its
+    /// certificate.
+    #[must_use]
+    pub fn standby_name(name: &str, number: usize) -> String {
+        format!("{name}-standby-{number}")
+    }
+
+    /// The standbys of all sequencers: their names and addresses, in the order of the file.
+    pub fn standbys(&self) -> impl Iterator<Item = (String, &str)> {
+        self.sequencers.iter().flat_map(|sequencer| {
+            let numbered = (1..).zip(&sequencer.standbys);
+            numbered.map(|(number, address)| (Self::standby_name(&sequencer.name, number), address.as_str()))
+        })
+    }
+
+    /// The folder of the process of a sequencer, or of a standby, by its name.
     #[must_use]
     pub fn sequencer_folder(&self, name: &str) -> PathBuf {
         self.data.join(name)

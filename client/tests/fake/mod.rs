@@ -341,6 +341,7 @@ impl State {
                 self.closed.push(session);
                 return false;
             }
+            Request::Ping { id } => Answer::Pong { id, holder: false },
             Request::Unsubscribe { id } => {
                 self.unsubscribed += usize::from(subs.remove(&id).is_some());
                 return false;

@@ -53,7 +53,8 @@ fn check_certificates(topology: &Topology) -> Result<(), Stop> {
     let replicas = topology.shards().iter().flat_map(|shard| &shard.replicas);
     let replicas = replicas.map(|replica| Topology::replica_name(replica.id));
     let mut missing = Vec::new();
-    for name in sequencers.chain(replicas) {
+    let standbys = topology.standbys().map(|(name, _)| name);
+    for name in sequencers.chain(standbys).chain(replicas) {
         match Credentials::load(certificates, &name) {
             Ok(_) => {}
             Err(CredentialsError::Unreadable { path, .. }) if path == certificates.join(format!("{name}.pem")) => {
@@ -91,10 +92,17 @@ async fn up(args: UpArgs) -> Result<(), Stop> {
     let (say, mut heard) = mpsc::channel(256);
     let mut processes = Vec::new();
     let replicas = topology.shards().iter().flat_map(|shard| &shard.replicas);
-    let replicas = replicas.map(|replica| (Topology::replica_name(replica.id), "replica", replica.id.to_string()));
-    let sequencers = topology.sequencers().iter().map(|s| (s.name.clone(), "sequencer", s.name.clone()));
-    for (name, command, which) in sequencers.chain(replicas) {
-        match start(&args, &name, command, &which, &say) {
+    let replicas = replicas
+        .map(|replica| (Topology::replica_name(replica.id), vec!["replica".to_owned(), replica.id.to_string()]));
+    let words = |name: &str| vec!["sequencer".to_owned(), name.to_owned()];
+    let sequencers = topology.sequencers().iter().map(|s| (s.name.clone(), words(&s.name)));
+    let standbys = topology.sequencers().iter().flat_map(|s| {
+        let with_number =
+            move |number: usize| [words(&s.name), vec!["--standby".to_owned(), number.to_string()]].concat();
+        (1..=s.standbys.len()).map(move |number| (Topology::standby_name(&s.name, number), with_number(number)))
+    });
+    for (name, words) in sequencers.chain(standbys).chain(replicas) {
+        match start(&args, &name, &words, &say) {
             Ok(child) => processes.push((name, child)),
             Err(error) => {
                 stop(processes).await;
@@ -142,9 +150,9 @@ async fn up(args: UpArgs) -> Result<(), Stop> {
     outcome
 }
 
-fn start(args: &UpArgs, name: &str, command: &str, which: &str, say: &mpsc::Sender<Said>) -> std::io::Result<Child> {
+fn start(args: &UpArgs, name: &str, words: &[String], say: &mpsc::Sender<Said>) -> std::io::Result<Child> {
     let mut line = Command::new(std::env::current_exe()?);
-    line.arg(command).arg(which).arg("--config").arg(&args.file);
+    line.args(words).arg("--config").arg(&args.file);
     if let Some(numbers) = args.numbers_per_epoch {
         line.arg("--numbers-per-epoch").arg(numbers.to_string());
     }
@@ -213,8 +221,13 @@ fn announce(topology: &Topology, file: &Path) {
         Transport::Tcp => String::new(),
         Transport::Quic { certificates } => format!(" --certs {}", certificates.display()),
     };
+    let standbys = match topology.standbys().count() {
+        0 => String::new(),
+        1 => "1 standby, ".to_owned(),
+        count => format!("{count} standbys, "),
+    };
     let text = format!(
-        "ready: {} sequencers, {} shards, {} replicas of {}\n\
+        "ready: {} sequencers, {standbys}{} shards, {} replicas of {}\n\
          try:\n  \
          echo hello | flexlog append orders --cluster {address}{certificates}\n  \
          flexlog tail orders --follow --cluster {address}{certificates}\n  \

@@ -57,8 +57,12 @@ pub(crate) fn run(command: &ConfigCommand) -> Result<(), Stop> {
 
 fn describe(topology: &Topology, output: &mut Output) -> Result<(), Stop> {
     let replicas: usize = topology.shards().iter().map(|shard| shard.replicas.len()).sum();
+    let standbys = match topology.standbys().count() {
+        0 => String::new(),
+        n => format!("{}, ", count(n, "standby")),
+    };
     output.line(&format!(
-        "cluster {}: {}, {}, {}",
+        "cluster {}: {}, {standbys}{}, {}",
         topology.cluster.as_deref().unwrap_or("without a name"),
         count(topology.sequencers().len(), "sequencer"),
         count(topology.shards().len(), "shard"),
@@ -75,6 +79,9 @@ fn describe(topology: &Topology, output: &mut Output) -> Result<(), Stop> {
         }
     })?;
     output.line(&format!("data in {}", topology.data.display()))?;
+    if !standbys.is_empty() {
+        output.line(&format!("a standby takes over after {} ms of silence", topology.detect_ms))?;
+    }
     // The tree may be deep, so those still to come are on a stack of our own.
     let mut next = vec![(0, topology.root())];
     while let Some((depth, sequencer)) = next.pop() {
@@ -84,6 +91,9 @@ fn describe(topology: &Topology, output: &mut Output) -> Result<(), Stop> {
             micros => format!(", lingers {micros} µs"),
         };
         output.line(&format!("{indent}{} at {}{linger}", sequencer.name, sequencer.address))?;
+        for (number, address) in (1..).zip(&sequencer.standbys) {
+            output.line(&format!("{indent}  {} at {address}", Topology::standby_name(&sequencer.name, number)))?;
+        }
         for shard in topology.shards_of(&sequencer.name) {
             output.line(&format!("{indent}  shard {}, views of {} or more", shard.id, shard.min_view))?;
             for replica in &shard.replicas {
@@ -119,6 +129,7 @@ fn as_json(topology: &Topology) -> Value {
             "depth": topology.depth(&sequencer.name),
             "address": sequencer.address,
             "linger_micros": sequencer.linger_micros,
+            "standbys": sequencer.standbys,
         })
     };
     let shard = |shard: &Shard| {
@@ -136,6 +147,7 @@ fn as_json(topology: &Topology) -> Value {
         "transport": transport,
         "metadata": metadata,
         "data": topology.data,
+        "detect_ms": topology.detect_ms,
         "sequencers": topology.sequencers().iter().map(sequencer).collect::<Vec<_>>(),
         "shards": topology.shards().iter().map(shard).collect::<Vec<_>>(),
     })

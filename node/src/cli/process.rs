@@ -29,6 +29,9 @@ pub(crate) struct FileArgs {
 pub(crate) struct SequencerArgs {
     /// Its name in the file.
     name: String,
+    /// Run its Nth standby, which takes over when the process that holds the position is gone.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    standby: Option<u16>,
     #[command(flatten)]
     file: FileArgs,
 }
@@ -43,7 +46,11 @@ pub(crate) struct ReplicaArgs {
 }
 
 pub(crate) async fn run_sequencer(args: SequencerArgs) -> Result<(), Stop> {
-    run(What::Sequencer(args.name), args.file).await
+    let what = match args.standby {
+        None => What::Sequencer(args.name),
+        Some(number) => What::Standby { of: args.name, number: number.into() },
+    };
+    run(what, args.file).await
 }
 
 pub(crate) async fn run_replica(args: ReplicaArgs) -> Result<(), Stop> {

@@ -67,7 +67,7 @@ pub(crate) async fn run(args: StatusArgs) -> Result<(), Stop> {
 /// The other processes of the cluster, by name and address; none where all is in one process.
 fn others(asked: &Status) -> Vec<(String, String)> {
     let TreeInfo { positions, shards, .. } = &asked.tree;
-    let positions = positions.iter().map(|position| (position.name.clone(), position.address.clone()));
+    let positions = positions.iter().flat_map(report::processes_of);
     let replicas = shards.iter().flat_map(|shard| &shard.replicas);
     let replicas = replicas.map(|replica| (Topology::replica_name(replica.replica), replica.address.clone()));
     positions.chain(replicas).filter(|(name, address)| !address.is_empty() && *name != asked.process).collect()

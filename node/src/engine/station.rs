@@ -84,6 +84,13 @@ impl Station {
         self.held = Some(Held { me, sequencer, leaves });
     }
 
+    /// Drops the cores of the incarnation that held it.
+    pub(super) fn depose(&mut self) {
+        if let Some(held) = self.held.take() {
+            self.granted += held.sequencer.status().granted;
+        }
+    }
+
     pub(super) fn position(&self) -> Position {
         self.place.position
     }
@@ -106,11 +113,6 @@ impl Station {
     /// The shard of its own that a replica holds.
     pub(super) fn shard_of(&self, replica: ReplicaId) -> Option<ShardId> {
         self.place.shards.iter().find(|led| led.replicas.contains(&replica)).map(|led| led.shard)
-    }
-
-    /// Every replica of its shards.
-    pub(super) fn replicas(&self) -> impl Iterator<Item = ReplicaId> + use<'_> {
-        self.place.shards.iter().flat_map(|led| &led.replicas).copied()
     }
 
     /// The shard has these replicas.
@@ -144,7 +146,9 @@ impl Station {
     /// For people. The name is the caller's to know.
     pub(super) fn status(&self) -> PositionStatus {
         let position = self.place.position;
-        let Some(held) = &self.held else { return PositionStatus { position, ..PositionStatus::default() } };
+        let Some(held) = &self.held else {
+            return PositionStatus { position, granted: self.granted, ..PositionStatus::default() };
+        };
         let tree::Status { epoch, awaited, parent, colors, granted, under_way, ignored } = held.sequencer.status();
         PositionStatus {
             position,
@@ -157,6 +161,7 @@ impl Station {
             granted: self.granted + granted,
             under_way: under_way as u64,
             ignored,
+            standby: false,
         }
     }
 

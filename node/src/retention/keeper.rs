@@ -14,7 +14,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use flexlog_protocol::api::{Answer, Request, Retention};
 use flexlog_protocol::{ClusterId, Color, SeqNum};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Planner;
 use super::file::{self, Kept, ReadError};
@@ -101,6 +101,25 @@ impl Keeper {
         } else {
             engine.stop_counting(color);
             self.ends.remove(&color);
+        }
+    }
+
+    /// What bounds a color has.
+    pub(crate) fn bounds(&self, color: Color) -> Retention {
+        self.planner.bounds(color)
+    }
+
+    /// These are the colors with bounds from now on, and no others are.
+    pub(crate) fn set_all(&mut self, engine: &mut Engine, bounds: Vec<(Color, Retention)>) {
+        let gone: Vec<Color> = self.planner.colors(None).collect();
+        let stays: FxHashSet<Color> = bounds.iter().map(|(color, _)| *color).collect();
+        for color in gone.into_iter().filter(|color| !stays.contains(color)) {
+            self.set(engine, color, Retention::default());
+        }
+        for (color, bounds) in bounds {
+            if self.bounds(color) != bounds {
+                self.set(engine, color, bounds);
+            }
         }
     }
 

@@ -21,6 +21,8 @@ pub(super) struct Outbox {
     writing: Cell<usize>,
     outlet: Outlet<Answer>,
     emptied: Notify,
+    /// It is a standby that asks whether this process is there, and no client.
+    pub(super) is_heartbeat: Cell<bool>,
 }
 
 impl Outbox {

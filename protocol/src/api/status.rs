@@ -55,6 +55,8 @@ pub struct PositionStatus {
     pub under_way: u64,
     /// Messages since the claim that changed nothing: of another incarnation, or out of turn.
     pub ignored: u64,
+    /// Whether the process waits for another one that holds the position.
+    pub standby: bool,
 }
 
 /// How a link of a process to another one is.
@@ -73,7 +75,7 @@ pub struct LinkStatus {
 /// The cluster as its metadata has it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TreeInfo {
-    /// Why the metadata was not to be had: then the rest is as of the start of the process, and there is no number of
+    /// Why the metadata was not to be had: then the rest is as the process knew it last, and there is no number of
     /// colors.
     pub stale: Option<String>,
     /// All positions, in ascending order.
@@ -87,14 +89,18 @@ pub struct TreeInfo {
 pub struct PositionInfo {
     /// The position.
     pub position: Position,
-    /// Its name, which is that of its process too.
+    /// Its name, which is that of its first process too.
     pub name: String,
     /// The position above; `None` at the root.
     pub parent: Option<Position>,
-    /// Where its process listens. Empty where everything is in one process.
+    /// Where its first process listens. Empty where everything is in one process.
     pub address: String,
     /// The epoch of the last claim; 0 before the first.
     pub epoch: Epoch,
+    /// Where the process of the last claim listens. Empty before the first, and where everything is in one process.
+    pub holder: String,
+    /// Where its standbys listen, as the topology of the process that was asked has it.
+    pub standbys: Vec<String>,
 }
 
 /// A shard, as the metadata has it.

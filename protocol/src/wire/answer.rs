@@ -99,6 +99,7 @@ fn to_proto(answer: &Answer) -> proto::Answer {
             (*id, Kind::Colors(proto::ColorPage { colors: colors.iter().map(color_to).collect() }))
         }
         Answer::Status { id, status } => (*id, Kind::Status(Box::new(status::to_proto(status)))),
+        Answer::Pong { id, holder } => (*id, Kind::Pong(proto::Pong { holder: *holder })),
         Answer::SessionOpened { id, session } => (*id, Kind::SessionOpened(session_to(*session))),
         Answer::Record { id, number, record } => (*id, Kind::Record(numbered(*number, record))),
         Answer::Hole { id } => (*id, Kind::Hole(proto::Hole {})),
@@ -133,6 +134,7 @@ fn from_proto(answer: proto::Answer) -> Result<Answer, WireError> {
             Answer::Colors { id, colors: page.colors.into_iter().map(color_from).collect::<Result<_, _>>()? }
         }
         Some(Kind::Status(status)) => Answer::Status { id, status: Box::new(status::from_proto(*status)?) },
+        Some(Kind::Pong(pong)) => Answer::Pong { id, holder: pong.holder },
         Some(Kind::SessionOpened(session)) => Answer::SessionOpened { id, session: session_from(session) },
         Some(Kind::Record(record)) => {
             let (number, record) = numbered_from(record)?;

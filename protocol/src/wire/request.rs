@@ -98,6 +98,7 @@ fn to_proto(request: &Request) -> Option<proto::Request> {
         }
         Request::Colors { id, after } => (id, Kind::Colors(proto::Colors { after: after.clone() })),
         Request::Status { id } => (id, Kind::Status(proto::StatusAsk {})),
+        Request::Ping { id } => (id, Kind::Ping(proto::Ping {})),
         Request::OpenSession { id, shard, nonce } => {
             let nonce = Bytes::copy_from_slice(nonce.as_bytes());
             (id, Kind::OpenSession(proto::OpenSession { shard: shard.0, nonce }))
@@ -163,6 +164,7 @@ fn from_proto(request: proto::Request) -> Result<Request, WireError> {
         }
         Some(Kind::Colors(colors)) => Request::Colors { id, after: colors.after },
         Some(Kind::Status(_)) => Request::Status { id },
+        Some(Kind::Ping(_)) => Request::Ping { id },
         Some(Kind::OpenSession(open)) => {
             Request::OpenSession { id, shard: ShardId(open.shard), nonce: hello::uuid(&open.nonce)? }
         }

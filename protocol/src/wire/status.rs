@@ -112,6 +112,7 @@ fn position_to(status: &PositionStatus) -> proto::PositionStatus {
         granted: status.granted,
         under_way: status.under_way,
         ignored: status.ignored,
+        standby: status.standby,
     }
 }
 
@@ -129,6 +130,7 @@ fn position_from(status: proto::PositionStatus) -> PositionStatus {
         granted: status.granted,
         under_way: status.under_way,
         ignored: status.ignored,
+        standby: status.standby,
     }
 }
 
@@ -159,6 +161,8 @@ fn tree_to(tree: &TreeInfo) -> proto::TreeInfo {
         parent: position.parent.map(|parent| parent.0),
         address: position.address.clone(),
         epoch: position.epoch.0,
+        holder: position.holder.clone(),
+        standbys: position.standbys.clone(),
     };
     let replica =
         |replica: &ReplicaInfo| proto::ReplicaInfo { replica: replica.replica.0, address: replica.address.clone() };
@@ -183,6 +187,8 @@ fn tree_from(tree: proto::TreeInfo) -> Result<TreeInfo, WireError> {
         parent: position.parent.map(Position),
         address: position.address,
         epoch: Epoch(position.epoch),
+        holder: position.holder,
+        standbys: position.standbys,
     };
     let replica =
         |replica: proto::ReplicaInfo| ReplicaInfo { replica: ReplicaId(replica.replica), address: replica.address };

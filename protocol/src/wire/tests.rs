@@ -92,6 +92,7 @@ fn request() -> impl Strategy<Value = Request> {
         ),
         (id, proptest::option::of(".*")).prop_map(|(id, after)| Request::Colors { id, after }),
         id.prop_map(|id| Request::Status { id }),
+        id.prop_map(|id| Request::Ping { id }),
         (id, any::<u32>(), any::<u128>()).prop_map(|(id, shard, nonce)| Request::OpenSession {
             id,
             shard: ShardId(shard),
@@ -257,6 +258,7 @@ fn tree_status() -> impl Strategy<Value = Status> {
                 granted: n[1],
                 under_way: n[2],
                 ignored: n[3],
+                standby: n[3] % 2 == 0,
             }
         },
     );
@@ -269,6 +271,8 @@ fn tree_status() -> impl Strategy<Value = Status> {
                 parent: parent.map(Position),
                 address: "b:2".into(),
                 epoch: Epoch(n),
+                holder: "d:4".into(),
+                standbys: vec!["e:5".into(); n as usize % 3],
             }],
             shards: vec![ShardPlace {
                 shard: ShardId(n),
@@ -301,6 +305,7 @@ fn answer() -> impl Strategy<Value = Answer> {
         (id, vec(color_info(), 0..3)).prop_map(|(id, colors)| Answer::Colors { id, colors }),
         (id, prop_oneof![status(), tree_status()])
             .prop_map(|(id, status)| Answer::Status { id, status: Box::new(status) }),
+        (id, any::<bool>()).prop_map(|(id, holder)| Answer::Pong { id, holder }),
         (id, session()).prop_map(|(id, session)| Answer::SessionOpened { id, session }),
         (id, number(), record()).prop_map(|(id, number, record)| Answer::Record { id, number, record }),
         id.prop_map(|id| Answer::Hole { id }),

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use flexlog_protocol::{Color, Position, ReplicaId, ShardId};
 
 use super::{OperationError, list_all};
-use crate::key::{Key, Kind};
+use crate::key::{Key, Kind, Value};
 use crate::metadata::Metadata;
 use crate::record::{MAX_WIDTH, PositionRecord, ReplicaRecord, ShardRecord};
 
@@ -46,6 +46,24 @@ impl Tree {
     pub fn replica(&self, replica: ReplicaId) -> Option<&ReplicaRecord> {
         let at = self.replicas.binary_search_by_key(&replica, |record| record.replica).ok()?;
         self.replicas.get(at)
+    }
+
+    /// Takes a record in, in place of the one before. Says whether that is another one. Records of other kinds than a tree
+    /// is made of change nothing, nor does one that is older than the one before: of an earlier claim, or view.
+    pub fn take(&mut self, value: &Value) -> bool {
+        match value {
+            Value::Position(record) => {
+                let epoch = |record: &PositionRecord| record.holder.as_ref().map(|holder| holder.epoch);
+                let is_older = |before: &PositionRecord| epoch(record) < epoch(before);
+                put(&mut self.positions, record, |record| record.position, is_older)
+            }
+            Value::Shard(record) => {
+                let is_older = |before: &ShardRecord| record.view.number < before.view.number;
+                put(&mut self.shards, record, |record| record.shard, is_older)
+            }
+            Value::Replica(record) => put(&mut self.replicas, record, |record| record.replica, |_| false),
+            Value::Cluster(_) | Value::Color(_) | Value::ColorName(_) => false,
+        }
     }
 
     /// The positions right below one.
@@ -99,6 +117,20 @@ impl Tree {
     }
 }
 
+fn put<R: Clone + PartialEq, I: Ord>(
+    records: &mut Vec<R>,
+    record: &R,
+    id: impl Fn(&R) -> I,
+    is_older: impl Fn(&R) -> bool,
+) -> bool {
+    match records.binary_search_by(|known| id(known).cmp(&id(record))) {
+        Ok(at) if records[at] == *record || is_older(&records[at]) => return false,
+        Ok(at) => records[at] = record.clone(),
+        Err(at) => records.insert(at, record.clone()),
+    }
+    true
+}
+
 /// How much a color is drawn to a shard.
 fn weight(color: Color, shard: ShardId) -> u64 {
     mix(color.0 ^ mix(u64::from(shard.0)))
@@ -127,7 +159,7 @@ pub async fn tree(store: &(impl Metadata + ?Sized)) -> Result<Tree, OperationErr
 
 async fn all<T>(store: &(impl Metadata + ?Sized), kind: Kind) -> Result<Vec<T>, OperationError>
 where
-    T: TryFrom<crate::Value>,
+    T: TryFrom<Value>,
 {
     let found = list_all(store, kind).await?.into_iter();
     found.map(|(key, value)| T::try_from(value).map_err(|_| OperationError::Misplaced(key))).collect()
@@ -173,6 +205,41 @@ mod tests {
             shards: (1..=9).map(|shard| led(shard, leaf_of(shard))).collect(),
             replicas: Vec::new(),
         }
+    }
+
+    #[test]
+    fn records_are_taken_in_unless_they_are_older() {
+        use flexlog_protocol::{Epoch, ViewNumber};
+        use uuid::Uuid;
+
+        let mut tree = example();
+        let held = |epoch| {
+            let holder = crate::record::Holder { epoch: Epoch(epoch), uuid: Uuid::nil(), address: "h:1".into() };
+            PositionRecord { holder: Some(holder), ..example().positions[1].clone() }
+        };
+        let unchanged = Value::from(example().positions[1].clone());
+        assert!(!tree.take(&unchanged));
+        assert!(tree.take(&held(4).into()) && !tree.take(&held(4).into()) && !tree.take(&held(3).into()));
+        assert!(!tree.take(&unchanged), "from before the first claim");
+        assert_eq!(tree.position(Position(1)), Some(&held(4)));
+        let viewed = |number| {
+            let mut record = example().shards[2].clone();
+            record.view.number = ViewNumber(number);
+            record
+        };
+        assert!(tree.take(&viewed(7).into()) && !tree.take(&viewed(6).into()));
+        assert_eq!(tree.shard(ShardId(3)), Some(&viewed(7)));
+        for replica in [2, 1].map(ReplicaId) {
+            let record = ReplicaRecord {
+                replica,
+                shard: ShardId(1),
+                addresses: Vec::new(),
+                store: crate::record::StoreState::Fresh,
+            };
+            assert!(tree.take(&record.clone().into()));
+            assert_eq!(tree.replica(replica), Some(&record));
+        }
+        assert!(!tree.take(&Value::ColorName(Color(1))));
     }
 
     #[test]

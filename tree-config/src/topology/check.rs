@@ -2,13 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Sequencer;
 use super::parse::ParsedShard;
 use super::reader::{Notes, Section, nearest};
+use super::{MetadataPlace, Sequencer};
 use crate::record::MAX_VIEW_MEMBERS;
 
-pub(super) fn check(sequencers: &[(Section<'_>, Sequencer)], shards: &[ParsedShard<'_>], notes: &mut Notes) {
+pub(super) fn check(
+    sequencers: &[(Section<'_>, Sequencer)],
+    shards: &[ParsedShard<'_>],
+    metadata: &MetadataPlace,
+    notes: &mut Notes,
+) {
     twice(sequencers, shards, notes);
+    if *metadata == MetadataPlace::Embedded {
+        keepers(sequencers, notes);
+    }
     let by_name: BTreeMap<&str, usize> =
         sequencers.iter().enumerate().rev().map(|(i, (_, sequencer))| (sequencer.name.as_str(), i)).collect();
     let names = Names { sequencers, by_name };
@@ -85,10 +93,10 @@ fn twice(sequencers: &[(Section<'_>, Sequencer)], shards: &[ParsedShard<'_>], no
     let mut names = BTreeMap::new();
     let mut addresses = BTreeMap::new();
     // Hosts are the same in either case.
-    let mut address = |section: &Section<'_>, text: &str, of: String, notes: &mut Notes| {
+    let mut address = |section: &Section<'_>, key: &str, text: &str, of: String, notes: &mut Notes| {
         if !text.is_empty() {
             let what = format!("address '{text}' of {of}");
-            once(&mut addresses, text.to_lowercase(), what, section.line_of("address"), notes);
+            once(&mut addresses, text.to_lowercase(), what, section.line_of(key), notes);
         }
     };
     for (section, sequencer) in sequencers {
@@ -97,7 +105,10 @@ fn twice(sequencers: &[(Section<'_>, Sequencer)], shards: &[ParsedShard<'_>], no
             let what = format!("the name '{name}' of a sequencer");
             once(&mut names, name.as_str(), what, section.line_of("name"), notes);
         }
-        address(section, &sequencer.address, format!("sequencer '{name}'"), notes);
+        address(section, "address", &sequencer.address, format!("sequencer '{name}'"), notes);
+        for (number, standby) in (1..).zip(&sequencer.standbys) {
+            address(section, "standbys", standby, format!("standby {number} of '{name}'"), notes);
+        }
     }
     let (mut shard_ids, mut replica_ids) = (BTreeMap::new(), BTreeMap::new());
     for ParsedShard { section, shard, replicas } in shards {
@@ -110,8 +121,21 @@ fn twice(sequencers: &[(Section<'_>, Sequencer)], shards: &[ParsedShard<'_>], no
                 let what = format!("the id {id} of a replica");
                 once(&mut replica_ids, id, what, section.line_of("id"), notes);
             }
-            address(section, &replica.address, format!("replica {id}"), notes);
+            address(section, "address", &replica.address, format!("replica {id}"), notes);
         }
+    }
+}
+
+/// Notes standbys of the root, whose process keeps the metadata: they could not claim anything without it.
+fn keepers(sequencers: &[(Section<'_>, Sequencer)], notes: &mut Notes) {
+    let roots = sequencers.iter().filter(|(_, sequencer)| sequencer.parent.is_none());
+    for (section, root) in roots.filter(|(_, root)| !root.standbys.is_empty()) {
+        let message = format!(
+            "'{}' is the root, whose process keeps the metadata, so a standby of it could not take over: write backend = \
+             \"etcd\" in [metadata], or leave standbys out",
+            root.name
+        );
+        notes.add(section.line_of("standbys"), message);
     }
 }
 

@@ -11,16 +11,17 @@ use toml::de::DeTable;
 use super::check::check;
 use super::reader::{Notes, Section, nearest};
 use super::{
-    DEFAULT_DATA, Device, MAX_LINGER_MICROS, MetadataPlace, Problems, Replica, Sequencer, Shard, Storage, Topology,
-    Transport,
+    DEFAULT_DATA, DEFAULT_DETECT_MS, DETECT_MS, Device, MAX_LINGER_MICROS, MAX_STANDBYS, MetadataPlace, Problems,
+    Replica, Sequencer, Shard, Storage, Topology, Transport,
 };
 use crate::record::{MAX_ADDRESS_BYTES, MAX_POSITION_NAME_BYTES, is_word};
 
 const FILE_KEYS: &[&str] =
-    &["cluster", "transport", "data", "certificates", "metadata", "storage", "sequencer", "shard"];
+    &["cluster", "transport", "data", "certificates", "metadata", "failover", "storage", "sequencer", "shard"];
 const METADATA_KEYS: &[&str] = &["backend", "endpoints", "prefix"];
 pub(super) const STORAGE_KEYS: &[&str] = &["area_limit", "segment", "device", "high_mark", "cache", "ssd"];
-const SEQUENCER_KEYS: &[&str] = &["name", "parent", "address", "linger_micros"];
+const FAILOVER_KEYS: &[&str] = &["detect_ms"];
+const SEQUENCER_KEYS: &[&str] = &["name", "parent", "address", "linger_micros", "standbys"];
 const SHARD_KEYS: &[&str] = &["id", "leaf", "min_view", "replica"];
 const REPLICA_KEYS: &[&str] = &["id", "address"];
 
@@ -59,6 +60,8 @@ pub(super) fn parse(file: &Path, text: &str) -> Result<Topology, Problems> {
     let data = path(&all, "data", DEFAULT_DATA, &mut notes).unwrap_or_else(|| DEFAULT_DATA.into());
     let metadata = metadata(&all, cluster.as_deref().unwrap_or("default"), &mut notes);
     let storage = storage(&all, &mut notes);
+    let failover = all.table("failover", "[failover]", FAILOVER_KEYS, &mut notes);
+    let detect_ms = failover.and_then(|section| section.number("detect_ms", DETECT_MS, "300", &mut notes));
     let transport = transport(&all, folder, &mut notes);
 
     let sequencers: Vec<(Section<'_>, Sequencer)> = all
@@ -74,7 +77,7 @@ pub(super) fn parse(file: &Path, text: &str) -> Result<Topology, Problems> {
         .into_iter()
         .map(|section| shard(section, &mut notes))
         .collect();
-    check(&sequencers, &shards, &mut notes);
+    check(&sequencers, &shards, &metadata, &mut notes);
 
     if !notes.problems.is_empty() {
         return Err(problems(file, notes));
@@ -86,6 +89,7 @@ pub(super) fn parse(file: &Path, text: &str) -> Result<Topology, Problems> {
         data: folder.join(data),
         metadata,
         storage,
+        detect_ms: detect_ms.unwrap_or(DEFAULT_DETECT_MS),
         sequencers: sequencers.into_iter().map(|(_, sequencer)| sequencer).collect(),
         shards: shards.into_iter().map(|parsed| parsed.shard).collect(),
     })
@@ -231,6 +235,9 @@ fn sequencer(section: &Section<'_>, notes: &mut Notes) -> Sequencer {
         } else if name.strip_prefix("replica-").is_some_and(|id| id.bytes().all(|b| b.is_ascii_digit())) {
             let message = format!("name = '{name}' is what the folder of a replica is called: write another name");
             notes.add(section.line_of("name"), message);
+        } else if name.rsplit_once("-standby-").is_some_and(|(_, number)| number.bytes().all(|b| b.is_ascii_digit())) {
+            let message = format!("name = '{name}' is what the folder of a standby is called: write another name");
+            notes.add(section.line_of("name"), message);
         }
     }
     // One that cannot be read is a parent all the same: its child is not the root.
@@ -240,8 +247,32 @@ fn sequencer(section: &Section<'_>, notes: &mut Notes) -> Sequencer {
         name: name.unwrap_or_default().to_owned(),
         parent: parent.map(str::to_owned),
         address: listen_address(section, notes),
+        standbys: standbys(section, name.unwrap_or_default(), notes),
         linger_micros: section.number("linger_micros", (0, MAX_LINGER_MICROS), "50", notes).unwrap_or(0),
     }
+}
+
+/// Where the standbys of a sequencer listen.
+fn standbys(section: &Section<'_>, name: &str, notes: &mut Notes) -> Vec<String> {
+    let example = format!("[{ADDRESS_EXAMPLE}]");
+    let standbys = section.texts("standbys", &example, notes);
+    let line = section.line_of("standbys");
+    for text in &standbys {
+        if let Err(why) = address(text) {
+            notes.add(line, format!("standbys: '{text}' is no address, {why}: write standbys = {example}"));
+        }
+    }
+    if standbys.len() > MAX_STANDBYS {
+        let message = format!("standbys names {}, and there may be {MAX_STANDBYS}: leave some out", standbys.len());
+        notes.add(line, message);
+    }
+    let longest = MAX_POSITION_NAME_BYTES - Topology::standby_name("", MAX_STANDBYS).len();
+    if !standbys.is_empty() && is_word(name) && name.len() > longest {
+        let message =
+            format!("name = '{name}' is too long for one with standbys: write at most {longest} letters and digits");
+        notes.add(section.line_of("name"), message);
+    }
+    standbys
 }
 
 fn shard<'d>(section: Section<'d>, notes: &mut Notes) -> ParsedShard<'d> {

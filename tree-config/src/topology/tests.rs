@@ -77,6 +77,8 @@ fn the_example_is_read() {
     assert_eq!(replica.address, "127.0.0.1:7417");
     assert_eq!(topology.replica(ReplicaId(13)), None);
     assert_eq!(topology.shards_of("left-2").map(|shard| shard.id).collect::<Vec<_>>(), [ShardId(2)]);
+    assert_eq!(topology.standbys().collect::<Vec<_>>(), [("left-1-standby-1".to_owned(), "127.0.0.1:7453")]);
+    assert_eq!(topology.detect_ms, 300);
     assert_eq!(topology.sequencer_folder("left"), Path::new("etc/flexlog-cluster/left"));
     assert_eq!(topology.replica_folder(ReplicaId(7)), Path::new("etc/flexlog-cluster/replica-7"));
 }
@@ -88,6 +90,7 @@ fn what_is_left_out_has_its_default() {
     assert_eq!((&topology.metadata, &topology.storage), (&MetadataPlace::Embedded, &Storage::default()));
     assert_eq!(topology.data, Path::new("etc/flexlog-cluster"));
     assert_eq!((topology.root().linger_micros, topology.root().line), (0, 1));
+    assert_eq!((topology.detect_ms, topology.standbys().count()), (DEFAULT_DETECT_MS, 0));
     let shard = &topology.shards()[0];
     assert_eq!((shard.min_view, shard.line, shard.replicas[0].line), (1, 4, 7));
     let etcd = format!("metadata = {{ backend = \"etcd\", endpoints = [\"http://h:2379\"] }}\n{SMALL}");
@@ -167,6 +170,39 @@ fn values_out_of_bounds_are_refused() {
     one(&SMALL.replace("\"root\"", "\"the root\""), 2, &["name = 'the root' is no name"]);
     one(&SMALL.replace("\"root\"", "\"replica-1\""), 2, &["'replica-1' is what the folder of a replica is called"]);
     one(&format!("data = \"\"\n{SMALL}"), 1, &["data is empty"]);
+}
+
+#[test]
+fn standbys_are_checked_as_other_processes_are() {
+    let etcd = "metadata = { backend = \"etcd\", endpoints = [\"http://h:2379\"] }\n";
+    let standbys = |list: &str| format!("{etcd}{}", with("\"h:1\"", &format!("\"h:1\"\nstandbys = {list}")));
+    let topology = parse(&standbys("[\"h:8\", \"h:9\"]")).unwrap();
+    assert_eq!(topology.root().standbys, ["h:8", "h:9"]);
+    let names: Vec<_> = topology.standbys().map(|(name, _)| name).collect();
+    assert_eq!(names, ["root-standby-1", "root-standby-2"]);
+    let parent_less = with("\"h:1\"", "\"h:1\"\nstandbys = [\"h:8\"]");
+    one(&parent_less, 4, &["'root' is the root, whose process keeps the metadata", "backend = \"etcd\""]);
+
+    one(&standbys("\"h:8\""), 5, &["standbys is a string, and must be an array", "standbys = [\"127.0.0.1:7400\"]"]);
+    one(&standbys("[\"h:8\", \"h:0\"]"), 5, &["'h:0' is no address", "the port '0'"]);
+    one(&standbys("[\"h:8\", \"H:8\"]"), 5, &["address 'H:8' of standby 2 of 'root'", "standby 1 of 'root' in line 5"]);
+    one(&standbys("[\"h:1\"]"), 5, &["address 'h:1' of standby 1 of 'root'", "sequencer 'root' in line 4 too"]);
+    one(&standbys("[\"h:2\"]"), 11, &["address 'h:2' of replica 1", "standby 1 of 'root' in line 5 too"]);
+    let many: Vec<String> = (100..110).map(|port| format!("\"h:{port}\"")).collect();
+    one(&standbys(&format!("[{}]", many.join(","))), 5, &["standbys names 10", "there may be 9"]);
+    assert!(parse(&standbys(&format!("[{}]", many[1..].join(",")))).is_ok());
+    let long = "x".repeat(55);
+    one(&standbys("[\"h:8\"]").replace("\"root\"", &format!("\"{long}\"")), 3, &["is too long", "at most 54"]);
+    one(&SMALL.replace("\"root\"", "\"a-standby-1\""), 2, &["'a-standby-1' is what the folder of a standby"]);
+    assert!(parse(&SMALL.replace("\"root\"", "\"a-standby-x\"")).is_ok());
+    one(&with("address", "standby = [\"h:8\"]\naddress"), 3, &["unknown key 'standby'", "did you mean standbys?"]);
+
+    let failover = |line: &str| format!("{SMALL}[failover]\n{line}\n");
+    assert_eq!(parse(&failover("detect_ms = 50")).unwrap().detect_ms, 50);
+    for ms in [0, 49, 60_001] {
+        one(&failover(&format!("detect_ms = {ms}")), 11, &[&format!("detect_ms is {ms}"), "50 to 60000"]);
+    }
+    one(&failover("detect = 300"), 11, &["unknown key 'detect' in [failover]"]);
 }
 
 #[test]

@@ -32,13 +32,19 @@ pub(super) fn of(report: &Report) -> Value {
 fn position(report: &Report, info: &PositionInfo) -> Value {
     let parent = info.parent.and_then(|parent| report.tree().positions.iter().find(|p| p.position == parent));
     let (status, rate) = report.position(info.position).unzip();
+    let (holder, address) = report.holder(info);
+    let standbys = report
+        .standbys(info)
+        .map(|(name, address, away, state)| json!({ "name": name, "address": address, "away": away, "state": state }));
     json!({
         "id": info.position.0,
         "name": info.name,
         "parent": parent.map(|parent| &parent.name),
-        "address": info.address,
+        "address": address,
+        "holder": (info.epoch.0 > 0).then_some(&holder),
         "holder_epoch": info.epoch.0,
-        "away": report.away(&info.name),
+        "standbys": standbys.collect::<Vec<_>>(),
+        "away": report.away(&holder),
         "state": status.map(|status| report.state(info, status)),
         "serving": status.map(|status| status.serving),
         "epoch": status.map(|status| status.epoch.0),

@@ -44,6 +44,13 @@ pub(super) struct Report {
     pub(super) asked: Status,
 }
 
+/// The processes that may hold a position, the first one before its standbys: their names and addresses.
+pub(super) fn processes_of(info: &PositionInfo) -> impl Iterator<Item = (String, String)> + '_ {
+    let standbys = (1..).zip(&info.standbys);
+    let standbys = standbys.map(|(number, address)| (Topology::standby_name(&info.name, number), address.clone()));
+    std::iter::once((info.name.clone(), info.address.clone())).chain(standbys)
+}
+
 impl Report {
     /// The first of `processes` has answered.
     pub(super) fn new(processes: Vec<Process>) -> Self {
@@ -71,9 +78,35 @@ impl Report {
 
     /// How a position is, and the numbers that it grants per second.
     pub(super) fn position(&self, position: Position) -> Option<(&PositionStatus, Option<f64>)> {
-        self.processes.iter().find_map(|process| {
+        let all = self.processes.iter().filter_map(|process| {
             let status = process.status()?.position.as_ref().filter(|status| status.position == position)?;
             Some((status, process.rate(|status| status.position.as_ref().map_or(0, |position| position.granted))))
+        });
+        // Its standbys are in no epoch.
+        all.max_by_key(|(status, _)| status.epoch)
+    }
+
+    /// The process that holds a position, or where nobody does the first one that may: its name and address.
+    pub(super) fn holder(&self, info: &PositionInfo) -> (String, String) {
+        let holder = processes_of(info).find(|(_, address)| *address == info.holder);
+        holder.unwrap_or_else(|| (info.name.clone(), info.address.clone()))
+    }
+
+    /// The processes that may hold a position and do not: their names and addresses, why one is away, and how it is.
+    pub(super) fn standbys(&self, info: &PositionInfo) -> impl Iterator<Item = (String, String, Option<&str>, String)> {
+        let (holder, _) = self.holder(info);
+        processes_of(info).filter(move |(name, _)| *name != holder).map(move |(name, address)| {
+            let away = self.away(&name);
+            let process = self.processes.iter().find(|process| process.name == name);
+            let status = process.and_then(Process::status).and_then(|status| status.position.as_ref());
+            let state = match (away, status) {
+                (Some(why), _) => format!("not reachable: {why}"),
+                (None, Some(status)) if status.standby => "waiting".to_owned(),
+                (None, Some(status)) if status.epoch.0 > 0 => self.state(info, status),
+                (None, Some(_)) => "starting, or about to take over".to_owned(),
+                (None, None) => "not known".to_owned(),
+            };
+            (name, address, away, state)
         })
     }
 

@@ -77,11 +77,7 @@ fn tree(report: &Report) -> Vec<String> {
         wrapped(&format!("{name:<11}"), &words, &mut lines);
     }
     if let Some(why) = &tree.stale {
-        wrapped(
-            "metadata   ",
-            &format!("away: {why}. What follows is as '{process}' knew it at its start"),
-            &mut lines,
-        );
+        wrapped("metadata   ", &format!("away: {why}. What follows is as '{process}' knew it last"), &mut lines);
     }
     lines.push(String::new());
     let rows = rows(report);
@@ -122,7 +118,11 @@ fn rows(report: &Report) -> Vec<Row> {
         tree.positions.iter().filter(|position| position.parent.is_none()).map(|root| (0, root)).collect();
     while let Some((depth, info)) = next.pop() {
         let words = position(report, info);
-        rows.push(Row { depth, name: info.name.clone(), address: info.address.clone(), words });
+        let (_, address) = report.holder(info);
+        rows.push(Row { depth, name: info.name.clone(), address, words });
+        for (name, address, _, state) in report.standbys(info) {
+            rows.push(Row { depth: depth + 1, name, address, words: format!("standby, {state}") });
+        }
         for place in tree.shards.iter().filter(|place| place.leaf == info.position) {
             let name = format!("shard {}", place.shard);
             rows.push(Row { depth: depth + 1, name, address: String::new(), words: shard(report, place) });
@@ -139,7 +139,8 @@ fn rows(report: &Report) -> Vec<Row> {
 }
 
 fn position(report: &Report, info: &PositionInfo) -> String {
-    if let Some(why) = report.away(&info.name) {
+    let (holder, _) = report.holder(info);
+    if let Some(why) = report.away(&holder) {
         return match info.epoch.0 {
             0 => format!("away: {why}"),
             epoch => format!("away (epoch {epoch} was its last): {why}"),
@@ -147,6 +148,9 @@ fn position(report: &Report, info: &PositionInfo) -> String {
     }
     let Some((status, rate)) = report.position(info.position) else { return "not known".to_owned() };
     let mut words = report.state(info, status);
+    if holder != info.name {
+        words.push_str(&format!(", held by {holder}"));
+    }
     if status.epoch.0 > 0 {
         let colors = count(status.colors, "color");
         words.push_str(&format!("; {colors}, {} granted{}", status.granted, per_second(rate)));
