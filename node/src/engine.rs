@@ -207,6 +207,7 @@ impl Engine {
         if let Some(station) = &mut self.station {
             station.set_replicas(shard, replicas.clone());
         }
+        self.queue.push_back(Message::Leaf(shard, flexlog_sequencer::Input::Replicas(replicas.clone())));
         for replica in replicas {
             if self.reached.contains(&replica) {
                 self.present(replica);

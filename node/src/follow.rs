@@ -11,7 +11,7 @@ use std::time::Duration;
 use flexlog_protocol::{ReplicaId, ShardId};
 use flexlog_tree_config::operations::{self, OperationError, Tree};
 use flexlog_tree_config::record::{PositionRecord, ReplicaRecord, ShardRecord};
-use flexlog_tree_config::{ColorRecord, Event, Kind, Metadata, ReadError, Revision, Value};
+use flexlog_tree_config::{ColorRecord, Event, Key, Kind, Metadata, ReadError, Revision, Value};
 
 use crate::links::{Links, Peer};
 use crate::seat::Seat;
@@ -78,14 +78,22 @@ impl Server {
             match watch.next().await? {
                 Event::Changes(changes) => {
                     for change in &changes.changes {
-                        if let Some(value) = &change.value {
-                            self.take(value.clone());
+                        match &change.value {
+                            Some(value) => self.take(value.clone()),
+                            None => self.gone(&change.key),
                         }
                     }
                     *after = changes.revision;
                 }
                 Event::Lagged { revision } => {
                     let Tree { positions, shards, replicas } = operations::tree(&*self.metadata).await?;
+                    let known: Vec<ReplicaId> =
+                        self.tree.borrow().replicas.iter().map(|record| record.replica).collect();
+                    for replica in known {
+                        if replicas.iter().all(|record| record.replica != replica) {
+                            self.gone(&Key::Replica(replica));
+                        }
+                    }
                     let positions = positions.into_iter().map(Value::from);
                     let shards = shards.into_iter().map(Value::from);
                     let replicas = replicas.into_iter().map(Value::from);
@@ -95,6 +103,15 @@ impl Server {
                     *after = revision;
                 }
             }
+        }
+    }
+
+    /// A record is gone: a replica that was replaced.
+    fn gone(self: &Rc<Self>, key: &Key) {
+        let Key::Replica(replica) = key else { return };
+        let removed = self.tree.borrow_mut().remove_replica(*replica);
+        if let (Some(links), Some(record)) = (&self.links, removed) {
+            self.replicas_changed(links, record.shard);
         }
     }
 

@@ -17,7 +17,7 @@ use flexlog_protocol::net::ConnectError;
 use flexlog_protocol::{ClusterId, ReplicaId, SeqNum, limits, wire};
 use flexlog_storage_pm::device::DeviceKind;
 use flexlog_tree_config::operations::{self, OperationError, Tree};
-use flexlog_tree_config::record::ClusterRecord;
+use flexlog_tree_config::record::{ClusterRecord, ReplicaRecord};
 use flexlog_tree_config::topology::{self, MetadataPlace, Topology};
 use flexlog_tree_config::{CommitError, Embedded as EmbeddedMetadata, Metadata, ReadError, served};
 use tokio::sync::Notify;
@@ -325,6 +325,36 @@ impl served::Dial for Keeps {
     fn address(&self) -> String {
         self.address.clone()
     }
+}
+
+/// Puts `new`, which the topology has, in the place of `old`, which it has no more.
+///
+/// # Errors
+/// [`StartError`] where the file is another one, or the metadata refuses it.
+pub async fn replace(topology: &Topology, old: ReplicaId, new: ReplicaId) -> Result<ReplicaRecord, StartError> {
+    let file = topology.file.display();
+    if topology.replica(old).is_some() {
+        return Err(StartError::Topology(format!(
+            "{file} still has replica {old}: put replica {new} in its place there first"
+        )));
+    }
+    let what = What::Replica(new);
+    let own = own(topology, &what)?;
+    let transport = transport(topology, &own.name)?;
+    let (metadata, _) = metadata(topology, &what, &own, &transport).await?;
+    let Some((shard, _)) = topology.replica(new) else {
+        return Err(StartError::Topology(format!("{file} has no replica {new}")));
+    };
+    let known = operations::replica(&*metadata, old).await;
+    if let Ok(known) = known
+        && known.shard != shard.id
+    {
+        return Err(StartError::Topology(format!(
+            "replica {old} is of shard {}, and replica {new} is in shard {} of {file}: put it below the same shard",
+            known.shard, shard.id
+        )));
+    }
+    Ok(operations::replace_replica(&*metadata, old, new, &own.address).await?)
 }
 
 /// The cluster of the topology, made where there is none. Waits for the metadata.

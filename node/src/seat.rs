@@ -202,7 +202,11 @@ impl Server {
             replicas.for_each(|replica| links.reach(Peer::Replica(*replica)));
         }
         let (position, uuid) = (seat.position, seat.part.uuid);
+        let replicas: Vec<_> = shards.iter().map(|led| (led.shard, led.replicas.clone())).collect();
         self.engine.borrow_mut().lead(self.now(), Incarnation { position, epoch, uuid }, shards);
+        for (shard, replicas) in replicas {
+            self.engine.borrow_mut().set_replicas(shard, replicas);
+        }
         self.run();
     }
 

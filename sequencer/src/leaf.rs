@@ -61,6 +61,8 @@ pub enum Input {
     Parent(FromParent),
     /// A replica of the shard that is no member is within reach.
     Present(ReplicaId),
+    /// These are the replicas of the shard. A member that is none of them leaves the view once all of them are in it.
+    Replicas(Vec<ReplicaId>),
     /// The process of a replica is another one than before, or something that was said to it is lost.
     Lost(ReplicaId),
     /// What became of the last [`Output::ChangeView`].
@@ -258,6 +260,7 @@ impl Leaf {
                 _ => self.ignored += 1,
             },
             (_, Input::Present(replica)) => self.views.present(now, replica),
+            (_, Input::Replicas(replicas)) => self.views.register(now, replicas),
             (_, Input::Lost(replica)) => self.lost_touch(now, replica, out),
             (_, Input::View(outcome)) => self.view_decided(now, outcome, out),
             (_, Input::Parent(FromParent::Seal { by })) => self.sealed_by(by, out),
@@ -745,7 +748,7 @@ fn may_write(input: &Input) -> bool {
         Input::Member { message, .. } => {
             matches!(message.message, ToLeaf::OpenSession { .. } | ToLeaf::CloseSession { .. } | ToLeaf::Trim { .. })
         }
-        Input::Present(_) | Input::Lost(_) | Input::View(_) | Input::Tick => false,
+        Input::Present(_) | Input::Replicas(_) | Input::Lost(_) | Input::View(_) | Input::Tick => false,
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod adopt;
 mod layout;
+mod replace;
 mod tree;
 mod view;
 
@@ -18,6 +19,7 @@ use uuid::Uuid;
 
 pub use self::adopt::adopt;
 pub use self::layout::{Layout, create_cluster};
+pub use self::replace::replace_replica;
 pub use self::tree::{Tree, place, tree};
 pub use self::view::{ViewChange, change_view};
 
@@ -87,6 +89,9 @@ pub enum OperationError {
         /// The owner.
         owner: Position,
     },
+    /// The number of a new replica is in use, or was.
+    #[error("the number {0} is or was another replica's: numbers are not used twice, choose a higher one")]
+    Taken(ReplicaId),
     /// The topology is not that of the cluster.
     #[error("{file} is not the cluster that the metadata holds:\n{}", .differences.join("\n"))]
     Differs {

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use flexlog_protocol::{ReplicaId, SeqNum};
 use flexlog_tree_config::topology::Topology;
 use tokio::signal::unix::{SignalKind, signal};
@@ -38,11 +38,29 @@ pub(crate) struct SequencerArgs {
 
 /// Arguments of `flexlog replica`.
 #[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct ReplicaArgs {
+    #[command(subcommand)]
+    command: Option<ReplicaCommand>,
     /// Its number in the file.
-    id: u32,
+    #[arg(required = true)]
+    id: Option<u32>,
     #[command(flatten)]
     file: FileArgs,
+}
+
+#[derive(Subcommand)]
+enum ReplicaCommand {
+    /// Put a new replica in the place of one whose store is lost, or that is to go. The file has the new one by now, and the
+    /// old one no more; the new one's process may be started before or after.
+    Replace {
+        /// The number of the replica that goes. It never comes back.
+        old: u32,
+        /// The number of the new one, which no replica had before.
+        new: u32,
+        #[command(flatten)]
+        file: FileArgs,
+    },
 }
 
 pub(crate) async fn run_sequencer(args: SequencerArgs) -> Result<(), Stop> {
@@ -54,12 +72,28 @@ pub(crate) async fn run_sequencer(args: SequencerArgs) -> Result<(), Stop> {
 }
 
 pub(crate) async fn run_replica(args: ReplicaArgs) -> Result<(), Stop> {
-    run(What::Replica(ReplicaId(args.id)), args.file).await
+    match (args.command, args.id) {
+        (Some(ReplicaCommand::Replace { old, new, file }), _) => {
+            say_more();
+            let topology = Topology::load(&file.config)?;
+            let record = process::replace(&topology, ReplicaId(old), ReplicaId(new)).await?;
+            let mut out = std::io::stdout().lock();
+            writeln!(out, "replica {new} is in the place of replica {old} in shard {}", record.shard)?;
+            Ok(())
+        }
+        (None, Some(id)) => run(What::Replica(ReplicaId(id)), args.file).await,
+        // The parser asks for one of them.
+        (None, None) => Ok(()),
+    }
+}
+
+fn say_more() {
+    let filter = EnvFilter::try_from_env("FLEXLOG_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
 }
 
 async fn run(what: What, file: FileArgs) -> Result<(), Stop> {
-    let filter = EnvFilter::try_from_env("FLEXLOG_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    say_more();
     let topology = Topology::load(&file.config)?;
     let options = Options { numbers_per_epoch: file.numbers_per_epoch, ..Options::new(topology, what) };
     process::run(options, |ready| announce(&ready), stopped()?).await?;

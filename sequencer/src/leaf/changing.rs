@@ -140,7 +140,8 @@ impl Leaf {
             }
         };
         let stalled = self.views.stalled(now, owing);
-        if let Some(to) = self.views.drop(stalled) {
+        let retired = if matches!(self.phase, Phase::Serving) { self.views.retired() } else { MemberSet::default() };
+        if let Some(to) = self.views.drop(stalled.with(retired)) {
             self.ask(to, out);
         }
         if self.views.learner_is_late(now) {

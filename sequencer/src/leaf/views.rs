@@ -80,6 +80,8 @@ pub(super) struct Views {
     pub(super) learner: Option<Learner>,
     /// Members that lost something they were sent: they are sent no entry until they have reported again.
     cut: MemberSet,
+    /// The replicas of the shard, where that is known.
+    registered: Vec<ReplicaId>,
     /// Replicas of the shard that are within reach and not in the view.
     present: Vec<ReplicaId>,
     pauses: BTreeMap<ReplicaId, Pause>,
@@ -100,6 +102,7 @@ impl Views {
             timeout: u64::MAX,
             learner: None,
             cut: MemberSet::default(),
+            registered: Vec::new(),
             present: Vec::new(),
             pauses: BTreeMap::new(),
             held: VecDeque::new(),
@@ -233,6 +236,26 @@ impl Views {
         }
     }
 
+    /// The shard has these replicas from now on.
+    pub(super) fn register(&mut self, now: Time, replicas: Vec<ReplicaId>) {
+        self.registered = replicas;
+        if self.timeout != u64::MAX {
+            self.look_at = Some(now);
+        }
+    }
+
+    /// Members that are replicas of the shard no more, once all that are have joined.
+    pub(super) fn retired(&self) -> MemberSet {
+        let joined = self.registered.iter().all(|id| self.view.members.contains(id));
+        let mut retired = MemberSet::default();
+        for place in self.members().iter().filter(|_| joined && !self.registered.is_empty()) {
+            if !self.registered.contains(&self.ids[place]) {
+                retired.insert(place);
+            }
+        }
+        retired
+    }
+
     /// It is out of reach, or what was said to it is lost. Returns whether it was being taken in.
     pub(super) fn absent(&mut self, now: Time, id: ReplicaId) -> bool {
         self.present.retain(|other| *other != id);
@@ -340,7 +363,7 @@ impl Views {
 
     /// Whether there is anybody to be taken in, now or later.
     pub(super) fn awaits(&self) -> bool {
-        self.learner.is_some() || self.changes() || !self.present.is_empty()
+        self.learner.is_some() || self.changes() || !self.present.is_empty() || !self.retired().is_empty()
     }
 
     /// Members that owe something and made no progress for as long as a member is given.

@@ -164,7 +164,11 @@ fn differences(tree: &Tree, topology: &Topology) -> Vec<String> {
     for shard in topology.shards() {
         for replica in shard.replicas.iter().filter(|replica| tree.replica(replica.id).is_none()) {
             let what = format!("replica {} of shard {} is", replica.id, shard.id);
-            found.push(put_in(replica.line, &what, "replicas"));
+            found.push(format!(
+                "{what} in line {} of {file} and not in the metadata: to put it in the place of another one, run `flexlog \
+                 replica replace`; else leave it out",
+                replica.line
+            ));
         }
     }
     found

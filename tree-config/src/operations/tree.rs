@@ -48,6 +48,12 @@ impl Tree {
         self.replicas.get(at)
     }
 
+    /// Forgets a replica that was replaced; returns what was known of it.
+    pub fn remove_replica(&mut self, replica: ReplicaId) -> Option<ReplicaRecord> {
+        let at = self.replicas.iter().position(|record| record.replica == replica)?;
+        Some(self.replicas.remove(at))
+    }
+
     /// Takes a record in, in place of the one before. Says whether that is another one. Records of other kinds than a tree
     /// is made of change nothing, nor does one that is older than the one before: of an earlier claim, or view.
     pub fn take(&mut self, value: &Value) -> bool {
