@@ -52,7 +52,7 @@ pub(crate) struct ReplicaArgs {
 #[derive(Subcommand)]
 enum ReplicaCommand {
     /// Put a new replica in the place of one whose store is lost, or that is to go. The file has the new one by now, and the
-    /// old one no more; the new one's process may be started before or after.
+    /// old one no more. Start the new one's process then; the shard takes it in by itself.
     Replace {
         /// The number of the replica that goes. It never comes back.
         old: u32,
