@@ -60,6 +60,15 @@ pub(crate) struct CopyAsk {
     runs: Vec<LogEnd>,
 }
 
+/// A piece of a member's state.
+struct Piece {
+    copy: u64,
+    same: Lsn,
+    upto: Lsn,
+    bytes: Bytes,
+    whole: bool,
+}
+
 impl Replica {
     // ---- the learner ----
 
@@ -82,16 +91,9 @@ impl Replica {
         self.learning.as_mut().filter(|learning| learning.from == from && learning.copy == copy)
     }
 
-    fn on_copy_state(
-        &mut self,
-        from: ReplicaId,
-        copy: u64,
-        same: Lsn,
-        upto: Lsn,
-        piece: &Bytes,
-        whole: bool,
-        out: &mut Vec<Output>,
-    ) {
+    fn on_copy_state(&mut self, from: ReplicaId, piece: &Piece, out: &mut Vec<Output>) {
+        let Piece { copy, same, upto, ref bytes, whole } = *piece;
+        let piece = bytes;
         let Some(Learning { step: Step::State(bytes), .. }) = self.copy_of(from, copy) else { return };
         bytes.extend_from_slice(piece);
         if !whole {
@@ -302,7 +304,7 @@ impl Replica {
                 out.push(Output::Fetch { fetch, color, from: first, upto, max_records, max_bytes });
             }
             PeerMessage::CopyState { copy, same, upto, piece, whole } => {
-                self.on_copy_state(from, copy, same, upto, &piece, whole, out);
+                self.on_copy_state(from, &Piece { copy, same, upto, bytes: piece, whole }, out);
             }
             PeerMessage::Copied { copy, color, records, covered } => {
                 self.on_copied(from, copy, color, records, covered, out);
