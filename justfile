@@ -32,7 +32,7 @@ docs-etcd:
 
 test-etcd:
     cargo test -p flexlog-tree-config --features etcd,served
-    cargo test -p flexlog-node --features etcd --test order
+    cargo test -p flexlog-node --features etcd --test order --test failover
 
 build:
     cargo build --release

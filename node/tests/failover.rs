@@ -27,6 +27,7 @@ use support::history::{ByQuic, ByTcp, Done, PATIENCE, check, flexlog, free_addre
 use support::{BINARY, On, folder, json_lines, run, text, turn};
 use tokio::sync::Notify;
 use tokio::task::{LocalSet, spawn_local};
+use tokio::time::MissedTickBehavior;
 
 const SEQUENCERS: [(&str, Option<&str>); 4] =
     [("root", None), ("inner", Some("root")), ("leaf-1", Some("inner")), ("leaf-2", Some("inner"))];
@@ -240,6 +241,8 @@ impl Writing {
     async fn write(self: Rc<Self>, client: Client, color: usize, writer: usize) {
         let name = COLORS[color].0;
         let log = client.existing_color(name).await.unwrap();
+        let mut turns = tokio::time::interval(PACE);
+        turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for i in 0.. {
             if self.over.get() {
                 return;
@@ -249,7 +252,7 @@ impl Writing {
             let done = Done { payload, number, sent, acknowledged: self.tick() };
             self.done.borrow_mut()[color].push((done, Instant::now()));
             self.more.notify_waiters();
-            tokio::time::sleep(PACE).await;
+            turns.tick().await;
         }
     }
 
