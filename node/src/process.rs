@@ -213,7 +213,7 @@ async fn start(options: &Options) -> Result<(Rc<Server>, Option<SocketAddr>), St
     let fenced = Arc::new(Notify::new());
     let (mut engine, seat) = match what {
         What::Sequencer(name) | What::Standby { of: name, .. } => {
-            let place = place(&tree, name, *numbers_per_epoch)?;
+            let place = place(&tree, name, topology, *numbers_per_epoch)?;
             let found = topology.sequencer(name);
             let part = Part {
                 uuid: Uuid::new_v4(),
@@ -379,7 +379,7 @@ async fn join(metadata: &dyn Metadata, topology: &Topology) -> Result<ClusterRec
 }
 
 /// What a sequencer holds.
-fn place(tree: &Tree, name: &str, numbers_per_epoch: u32) -> Result<Place, StartError> {
+fn place(tree: &Tree, name: &str, topology: &Topology, numbers_per_epoch: u32) -> Result<Place, StartError> {
     let record = tree.position_named(name);
     // The file was found to agree with the metadata.
     let record = record.ok_or_else(|| StartError::Topology(format!("the metadata has no sequencer '{name}'")))?;
@@ -389,7 +389,7 @@ fn place(tree: &Tree, name: &str, numbers_per_epoch: u32) -> Result<Place, Start
         parent: record.parent,
         children: below.map(|other| other.position).collect(),
         shards: Led::by(tree, record.position),
-        replica_timeout: limits::REPLICA_TIMEOUT_MICROS,
+        replica_timeout: topology.replica_timeout_ms * 1000,
         numbers_per_epoch,
     })
 }

@@ -20,6 +20,7 @@
 //!
 //! [failover]
 //! detect_ms = 300                # a standby takes over when a sequencer has not answered for so long; optional
+//! replica_timeout_ms = 1000      # a replica that makes no progress for so long is dropped from the view; optional
 //!
 //! [storage]                      # of every replica; all optional
 //! area_limit = "1GiB"
@@ -59,7 +60,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use flexlog_protocol::{Position, ReplicaId, ShardId};
+use flexlog_protocol::{Position, ReplicaId, ShardId, limits};
 
 use crate::operations::Layout;
 use crate::record::{PositionRecord, ReplicaRecord, ShardRecord, StoreState};
@@ -68,6 +69,10 @@ use crate::record::{PositionRecord, ReplicaRecord, ShardRecord, StoreState};
 pub const MAX_LINGER_MICROS: u64 = 10_000;
 /// How long a sequencer may be silent before a standby takes over, in milliseconds, unless the file says otherwise.
 pub const DEFAULT_DETECT_MS: u64 = 300;
+/// How long a replica may make no progress where the file does not say, and may be made to, in milliseconds.
+pub const DEFAULT_REPLICA_TIMEOUT_MS: u64 = limits::REPLICA_TIMEOUT_MICROS / 1000;
+/// As above: from, to.
+pub const REPLICA_TIMEOUT_MS: (u64, u64) = (100, 60_000);
 /// The least and the most that this may be.
 pub const DETECT_MS: (u64, u64) = (50, 60_000);
 /// The most standbys of a sequencer.
@@ -92,6 +97,9 @@ pub struct Topology {
     pub storage: Storage,
     /// How long a sequencer may be silent before a standby takes over, in milliseconds: in [`DETECT_MS`].
     pub detect_ms: u64,
+    /// How long a replica that owes an answer may make no progress before it is dropped from the view, in milliseconds: in
+    /// [`REPLICA_TIMEOUT_MS`].
+    pub replica_timeout_ms: u64,
     sequencers: Vec<Sequencer>,
     shards: Vec<Shard>,
 }

@@ -148,6 +148,7 @@ fn as_json(topology: &Topology) -> Value {
         "metadata": metadata,
         "data": topology.data,
         "detect_ms": topology.detect_ms,
+        "replica_timeout_ms": topology.replica_timeout_ms,
         "sequencers": topology.sequencers().iter().map(sequencer).collect::<Vec<_>>(),
         "shards": topology.shards().iter().map(shard).collect::<Vec<_>>(),
     })

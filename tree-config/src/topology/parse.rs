@@ -11,8 +11,8 @@ use toml::de::DeTable;
 use super::check::check;
 use super::reader::{Notes, Section, nearest};
 use super::{
-    DEFAULT_DATA, DEFAULT_DETECT_MS, DETECT_MS, Device, MAX_LINGER_MICROS, MAX_STANDBYS, MetadataPlace, Problems,
-    Replica, Sequencer, Shard, Storage, Topology, Transport,
+    DEFAULT_DATA, DEFAULT_DETECT_MS, DEFAULT_REPLICA_TIMEOUT_MS, DETECT_MS, Device, MAX_LINGER_MICROS, MAX_STANDBYS,
+    MetadataPlace, Problems, REPLICA_TIMEOUT_MS, Replica, Sequencer, Shard, Storage, Topology, Transport,
 };
 use crate::record::{MAX_ADDRESS_BYTES, MAX_POSITION_NAME_BYTES, is_word};
 
@@ -20,7 +20,7 @@ const FILE_KEYS: &[&str] =
     &["cluster", "transport", "data", "certificates", "metadata", "failover", "storage", "sequencer", "shard"];
 const METADATA_KEYS: &[&str] = &["backend", "endpoints", "prefix"];
 pub(super) const STORAGE_KEYS: &[&str] = &["area_limit", "segment", "device", "high_mark", "cache", "ssd"];
-const FAILOVER_KEYS: &[&str] = &["detect_ms"];
+const FAILOVER_KEYS: &[&str] = &["detect_ms", "replica_timeout_ms"];
 const SEQUENCER_KEYS: &[&str] = &["name", "parent", "address", "linger_micros", "standbys"];
 const SHARD_KEYS: &[&str] = &["id", "leaf", "min_view", "replica"];
 const REPLICA_KEYS: &[&str] = &["id", "address"];
@@ -61,7 +61,10 @@ pub(super) fn parse(file: &Path, text: &str) -> Result<Topology, Problems> {
     let metadata = metadata(&all, cluster.as_deref().unwrap_or("default"), &mut notes);
     let storage = storage(&all, &mut notes);
     let failover = all.table("failover", "[failover]", FAILOVER_KEYS, &mut notes);
-    let detect_ms = failover.and_then(|section| section.number("detect_ms", DETECT_MS, "300", &mut notes));
+    let mut wait =
+        |key, bounds, example| failover.as_ref().and_then(|section| section.number(key, bounds, example, &mut notes));
+    let detect_ms = wait("detect_ms", DETECT_MS, "300");
+    let replica_timeout_ms = wait("replica_timeout_ms", REPLICA_TIMEOUT_MS, "1000");
     let transport = transport(&all, folder, &mut notes);
 
     let sequencers: Vec<(Section<'_>, Sequencer)> = all
@@ -90,6 +93,7 @@ pub(super) fn parse(file: &Path, text: &str) -> Result<Topology, Problems> {
         metadata,
         storage,
         detect_ms: detect_ms.unwrap_or(DEFAULT_DETECT_MS),
+        replica_timeout_ms: replica_timeout_ms.unwrap_or(DEFAULT_REPLICA_TIMEOUT_MS),
         sequencers: sequencers.into_iter().map(|(_, sequencer)| sequencer).collect(),
         shards: shards.into_iter().map(|parsed| parsed.shard).collect(),
     })

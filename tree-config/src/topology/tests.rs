@@ -202,6 +202,8 @@ fn standbys_are_checked_as_other_processes_are() {
     for ms in [0, 49, 60_001] {
         one(&failover(&format!("detect_ms = {ms}")), 11, &[&format!("detect_ms is {ms}"), "50 to 60000"]);
     }
+    assert_eq!(parse(&failover("replica_timeout_ms = 100")).unwrap().replica_timeout_ms, 100);
+    one(&failover("replica_timeout_ms = 99"), 11, &["replica_timeout_ms is 99", "100 to 60000"]);
     one(&failover("detect = 300"), 11, &["unknown key 'detect' in [failover]"]);
 }
 
