@@ -317,8 +317,13 @@ impl Replica {
                 self.touch(*color, touched);
             }
             Body::NewView(view) => {
-                if self.view_before.replace(view.number).is_some_and(|before| before != view.number) || self.outside {
+                let outside = self.outside;
+                if self.view_before.replace(view.number).is_some_and(|before| before != view.number) || outside {
                     self.tell_settled(view, out);
+                }
+                // What was copied meanwhile came without a word to those who wait for it.
+                if outside && !self.outside {
+                    touched.extend(self.readers.colors());
                 }
             }
             Body::OpenSession { nonce } => {

@@ -306,6 +306,13 @@ impl Readers {
         self.subscriptions_of.keys().copied()
     }
 
+    /// The colors that somebody waits for news of, sorted.
+    pub(crate) fn colors(&self) -> Vec<Color> {
+        let mut colors: Vec<Color> = self.asks_of.keys().chain(self.subscriptions_of.keys()).copied().collect();
+        colors.sort_unstable();
+        colors
+    }
+
     pub(crate) fn subscriptions_from(&self, from: ConnId) -> usize {
         self.subscriptions.keys().filter(|(conn, _)| *conn == from).count()
     }

@@ -112,7 +112,10 @@ impl Leaf {
             && acked == last
             && let Some(to) = self.views.add()
         {
+            // With it in both views that may be in force, what follows needs it whatever becomes of this.
             self.ask(to, out);
+            self.need_members(self.now, out);
+            self.thaw(self.now, out);
         }
     }
 
@@ -169,14 +172,12 @@ impl Leaf {
         if outcome == ViewOutcome::Deposed {
             return self.stop(StopReason::Deposed, out);
         }
-        if self.views.decided(now, outcome == ViewOutcome::Applied) {
-            if matches!(self.phase, Phase::Sealing { .. }) {
-                self.recover_if_sealed(now, out);
-            } else {
-                self.enter_view(now, out);
-            }
+        let applied = self.views.decided(now, outcome == ViewOutcome::Applied);
+        match (&self.phase, applied) {
+            (Phase::Sealing { .. }, _) => self.recover_if_sealed(now, out),
+            (_, true) => self.enter_view(now, out),
+            (_, false) => self.need_members(now, out),
         }
-        self.thaw(now, out);
         self.views.watch(now);
     }
 
@@ -186,6 +187,11 @@ impl Leaf {
         if let Phase::Recovering { new_view: first } = &mut self.phase {
             *first = new_view;
         }
+        self.need_members(now, out);
+    }
+
+    /// Completion, commit and confirmation need those who are in force now.
+    fn need_members(&mut self, now: Time, out: &mut Vec<Output>) {
         let members = self.views.in_force();
         let complete = self.tokens.need(members);
         self.completed(&complete);

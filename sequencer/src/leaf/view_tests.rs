@@ -277,14 +277,16 @@ fn a_learner_copies_follows_and_joins_behind_everything() {
     rig.say(D, ToLeaf::Acked(Lsn(12)));
     let (old, new) = (view(1, &[A, B]), view(2, &[A, B, D]));
     assert_eq!(rig.flush(), [change(old, new.clone())]);
-    assert_eq!((rig.flush(), rig.wait(10 * REPLICA_TIMEOUT_MICROS)), (vec![], vec![]));
-    assert_eq!(rig.input(Input::View(ViewOutcome::Applied)), []);
-    let bodies = vec![Body::NewView(new), assign(2, 1), Body::OpenSession { nonce: Uuid::from_u128(7) }];
+    let bodies = vec![assign(2, 1), Body::OpenSession { nonce: Uuid::from_u128(7) }];
     assert_eq!(
         rig.flush(),
         entries(&[A, B, D], 13, bodies, 12),
-        "what waited comes behind, and 3 needs the new member"
+        "it goes on, and 3 needs the one that may be a member"
     );
+    [A, B].iter().for_each(|member| _ = rig.say(*member, ToLeaf::Acked(Lsn(14))));
+    assert_eq!(rig.leaf.status().commit, Lsn(12), "and so does commit");
+    assert_eq!(rig.input(Input::View(ViewOutcome::Applied)), []);
+    assert_eq!(rig.flush(), entries(&[A, B, D], 15, vec![Body::NewView(new)], 12));
     rig.now = rig.now.after(100_000);
     let complete = ToMember::Complete { token: staged(3).token, from: A };
     assert_eq!(rig.input(Input::Tick), [to(D, complete)]);
@@ -294,6 +296,37 @@ fn a_learner_copies_follows_and_joins_behind_everything() {
     assert_eq!(rig.leaf.status().commit, Lsn(12));
     rig.say(D, ToLeaf::Acked(Lsn(15)));
     assert_eq!(rig.leaf.status().commit, Lsn(15));
+}
+
+#[test]
+fn a_member_that_was_slow_is_taken_in_again_though_nobody_says_that_it_is_there() {
+    let mut rig = Rig::serving(&[A, B, C], 2);
+    rig.order(1, &[A, B]);
+    rig.flush();
+    assert_eq!(rig.wait(REPLICA_TIMEOUT_MICROS + REPLICA_TIMEOUT_MICROS / 10).len(), 1);
+    rig.input(Input::View(ViewOutcome::Applied));
+    rig.flush();
+    assert_eq!(rig.wait(ADD_PAUSE_MICROS / 2), []);
+    assert_eq!(rig.wait(ADD_PAUSE_MICROS), [to(C, ToMember::Seal)]);
+    let rig = &mut Rig::serving(&[A, B, C], 2);
+    rig.input(Input::Replicas(vec![A, B, D]));
+    assert_eq!(rig.wait(REPLICA_TIMEOUT_MICROS), [], "one that goes stays until the new one has joined");
+    rig.input(Input::Replicas(vec![A, B]));
+    assert_eq!(rig.wait(0), [change(view(1, &[A, B, C]), view(2, &[A, B]))]);
+    rig.input(Input::View(ViewOutcome::Applied));
+    rig.flush();
+    assert_eq!(rig.wait(5 * REPLICA_TIMEOUT_MICROS), [], "it is not taken in again");
+}
+
+#[test]
+fn a_leaf_that_did_not_run_takes_nobody_for_dead() {
+    let mut rig = Rig::serving(&[A, B, C], 2);
+    rig.order(1, &[A, B]);
+    rig.flush();
+    rig.wait(REPLICA_TIMEOUT_MICROS / 10);
+    rig.now = rig.now.after(10 * REPLICA_TIMEOUT_MICROS);
+    assert_eq!(rig.wait(REPLICA_TIMEOUT_MICROS / 2), []);
+    assert_eq!(rig.wait(REPLICA_TIMEOUT_MICROS).len(), 1, "but then");
 }
 
 #[test]

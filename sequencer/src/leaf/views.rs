@@ -200,6 +200,8 @@ impl Views {
         members.sort_unstable();
         let next = View { number: after(self.view.number), members };
         self.doubt = Some(next.clone());
+        // It counts as a member until it is known: entries may be written again.
+        self.let_go();
         Some(next)
     }
 
@@ -207,11 +209,12 @@ impl Views {
     pub(super) fn decided(&mut self, now: Time, applied: bool) -> bool {
         let Some(next) = self.doubt.take() else { return false };
         if !applied {
-            self.let_go();
             return false;
         }
         for id in &self.view.members {
             if !next.members.contains(id) {
+                // It may be slow and not gone.
+                self.present.push(*id);
                 let pause = self.pauses.entry(*id).or_insert(Pause { until: now, next: ADD_PAUSE_MICROS });
                 pause.until = now.after(pause.next);
                 pause.next = (pause.next * 2).min(MAX_ADD_PAUSE_MICROS);
@@ -221,7 +224,8 @@ impl Views {
         if self.learner.as_ref().is_some_and(|learner| self.members().contains(learner.place)) {
             self.learner = None;
         }
-        self.present.retain(|id| !self.view.members.contains(id));
+        let registered = |id: &ReplicaId| self.registered.is_empty() || self.registered.contains(id);
+        self.present.retain(|id| !self.view.members.contains(id) && registered(id));
         self.paces.iter_mut().for_each(|pace| pace.owes = None);
         true
     }
@@ -232,6 +236,12 @@ impl Views {
     pub(super) fn present(&mut self, now: Time, id: ReplicaId) {
         if !self.view.members.contains(&id) && !self.present.contains(&id) {
             self.present.push(id);
+        }
+        // Whatever it failed by, it begins anew.
+        if let Some(pause) = self.pauses.get_mut(&id) {
+            pause.until = pause.until.min(now.after(ADD_PAUSE_MICROS));
+        }
+        if !self.view.members.contains(&id) && self.timeout != u64::MAX {
             self.look_at = Some(now);
         }
     }
@@ -239,6 +249,8 @@ impl Views {
     /// The shard has these replicas from now on.
     pub(super) fn register(&mut self, now: Time, replicas: Vec<ReplicaId>) {
         self.registered = replicas;
+        let registered = &self.registered;
+        self.present.retain(|id| registered.contains(id));
         if self.timeout != u64::MAX {
             self.look_at = Some(now);
         }
@@ -354,11 +366,13 @@ impl Views {
 
     /// Whether it is time to look.
     pub(super) fn looks(&mut self, now: Time) -> bool {
-        let due = self.look_at.is_some_and(|at| at <= now);
-        if due {
-            self.look_at = None;
+        let Some(at) = self.look_at.filter(|at| *at <= now) else { return false };
+        self.look_at = None;
+        // Whoever did not run itself for a while has not heard anybody, and takes nobody for dead.
+        if at.after(self.timeout / 2) < now {
+            self.paces.iter_mut().for_each(|pace| pace.progress = now);
         }
-        due
+        true
     }
 
     /// Whether there is anybody to be taken in, now or later.
