@@ -8,6 +8,7 @@ mod append;
 mod cluster;
 mod cluster_append;
 mod echo;
+mod failover;
 mod measure;
 mod memory;
 mod ordering;
@@ -64,6 +65,8 @@ enum What {
     Ordering(ordering::OrderingArgs),
     /// What more replicas cost, in clusters of processes.
     Replication(replication::ReplicationArgs),
+    /// For how long appends wait when a sequencer or a replica is killed, in a cluster of processes.
+    Failover(failover::FailoverArgs),
     /// Memory of the server while a gigabyte is written.
     Memory(memory::MemoryArgs),
     /// The flexlog command, for the server processes that are measured.
@@ -106,6 +109,7 @@ fn main() -> ExitCode {
         What::Open(args) => tiers::open_and_tell(&args),
         What::Memory(args) => memory::run(&args),
         What::Replication(args) => replication::run(&args),
+        What::Failover(args) => failover::run(&args),
         What::Ordering(args) => ordering::run(&args),
         What::OrderLoad(args) => ordering::load::serve(args),
         What::OmniNode(args) => ordering::omni::serve(args),
