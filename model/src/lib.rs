@@ -1,0 +1,8 @@
+//! The ordering and failover protocol as small models, explored in full.
+mod explore;
+mod fault;
+mod list;
+pub mod shard;
+
+pub use explore::{Explorable, Failure, Report, Until, explore};
+pub use fault::Fault;
