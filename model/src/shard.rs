@@ -37,7 +37,7 @@ pub struct Bounds {
     pub changes: u8,
     /// Members that crash and come back.
     pub restarts: u8,
-    /// Tail questions.
+    /// Tail questions to leaves whose answer would be too low.
     pub asks: u8,
 }
 
@@ -125,7 +125,7 @@ pub enum Action {
         /// The leaf.
         leaf: u8,
     },
-    /// Somebody asks a leaf for the tail.
+    /// Somebody asks a leaf for the tail, which knows less than was acknowledged already.
     Ask {
         /// The leaf.
         leaf: u8,
@@ -182,6 +182,7 @@ impl Model for Shard {
     fn next_state(&self, state: &State, action: Action) -> Option<State> {
         let mut next = *state;
         self.step(&mut next, action);
+        self.retire(&mut next);
         Some(next)
     }
 
@@ -234,8 +235,10 @@ impl Shard {
             if matches!(leaf.cas, Cas::Applied | Cas::Refused) || (leaf.cas == Cas::Sent && self.gives_up_doubt(leaf)) {
                 actions.push(Action::Known { leaf: name });
             }
+            // A leaf that does not lead any more can be refused only, and then stops: that shows nobody anything.
+            let leads = name == state.meta.epoch || self.has(Fault::StaleViewAccepted);
             let idle = leaf.wanted.is_empty() && leaf.adding.is_none() && leaf.cas == Cas::None;
-            if idle && state.changes < changes && !leaf.view.members.and(leaf.reported).is_empty() {
+            if idle && leads && state.changes < changes && !leaf.view.members.and(leaf.reported).is_empty() {
                 for member in leaf.view.members.iter().filter(|_| leaf.view.members.len() > min_view) {
                     actions.push(Action::Drop { leaf: name, member: member as u8 });
                 }
@@ -260,16 +263,17 @@ impl Shard {
                     }
                     if let Some(learner) = leaf.adding.filter(|_| leaf.cas == Cas::None) {
                         let acked = usize::from(leaf.acked[usize::from(learner)]);
-                        if acked == leaf.log.len() || self.has(Fault::LearnerAddedEarly) {
+                        if leads && (acked == leaf.log.len() || self.has(Fault::LearnerAddedEarly)) {
                             actions.push(Action::Add { leaf: name });
                         }
                         actions.push(Action::GiveUp { leaf: name });
                     }
                     match leaf.round {
-                        None if state.asks < asks => actions.push(Action::Ask { leaf: name }),
+                        // Any other answer is good, whoever confirms it.
+                        None if state.asks < asks && self.is_behind(state, place) => actions.push(Action::Ask { leaf: name }),
                         None => {}
                         Some(round) => {
-                            let silent = leaf.in_force().iter().filter(|member| !round.confirmed.has(*member));
+                            let silent = leaf.in_force().iter().filter(|member| !round.has(*member));
                             for member in silent.filter(follows) {
                                 actions.push(Action::Confirm { leaf: name, member: member as u8 });
                             }

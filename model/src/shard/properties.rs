@@ -58,8 +58,10 @@ pub(super) fn all() -> Vec<Property<Shard>> {
                 || model.bounds.leaves < 2
                 || model.bounds.changes == 0
         }),
-        Property::sometimes("a tail is answered", |model, s: &State| {
-            (s.asks > 0 && s.leaves.iter().all(|leaf| leaf.round.is_none())) || model.bounds.asks == 0
+        Property::sometimes("an old leaf is asked for the tail, and a member that follows it confirms", |model, s: &State| {
+            s.leaves.iter().any(|leaf| leaf.round.is_some_and(|confirmed| !confirmed.is_empty()))
+                || model.bounds.asks == 0
+                || model.bounds.leaves < 2
         }),
     ]
 }

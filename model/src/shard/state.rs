@@ -1,6 +1,7 @@
 //! What a state of the shard model holds.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
 use crate::list::{List, common_prefix};
 
@@ -106,10 +107,22 @@ pub(crate) enum Body {
 }
 
 /// An entry of the shard log; its lsn is its place.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) leaf: u8,
     pub(crate) body: Body,
+}
+
+/// In one piece: most of a state is entries, and most of the time goes into hashing states.
+impl Hash for Entry {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let body = match self.body {
+            Body::NewView(view) => [0, view.number, view.members.0],
+            Body::Assign { token, number } => [1 + token, number.epoch, number.counter],
+            Body::EpochEnd { end, next } => [128 + next, end.epoch, end.counter],
+        };
+        state.write_u32(u32::from_le_bytes([self.leaf, body[0], body[1], body[2]]));
+    }
 }
 
 impl Default for Entry {
@@ -186,14 +199,6 @@ pub(crate) enum Cas {
     Refused,
 }
 
-/// A tail question: asked, answered by the owner, waiting for confirmations.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Round {
-    /// Whether the answer is at or below a number that was acknowledged before the question.
-    pub(crate) low: bool,
-    pub(crate) confirmed: Set,
-}
-
 /// A leaf incarnation; its epoch is its place in the list of them, from 1 on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct Leaf {
@@ -213,7 +218,8 @@ pub(crate) struct Leaf {
     pub(crate) forgotten: u8,
     /// The learner that everything waits for.
     pub(crate) adding: Option<u8>,
-    pub(crate) round: Option<Round>,
+    /// A tail question whose answer would be too low, and who has confirmed it.
+    pub(crate) round: Option<Set>,
 }
 
 impl Leaf {

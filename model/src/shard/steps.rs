@@ -1,6 +1,6 @@
 //! What each step of the shard model does. [`Shard::actions`](super::Shard) says when it may be taken.
 
-use super::state::{Body, Cas, Entry, Leaf, Number, Phase, Round, Set, State, View, number_of, view_at};
+use super::state::{Body, Cas, Entry, Leaf, Number, Phase, Set, State, View, number_of, view_at};
 use super::{Action, Shard};
 use crate::fault::Fault;
 use crate::list::common_prefix;
@@ -44,11 +44,28 @@ impl Shard {
             Action::Known { leaf } => self.known(state, at(leaf)),
             Action::Ask { leaf } => {
                 state.asks += 1;
-                let acked = state.highest_acked();
-                let number = Number { epoch: self.epoch(at(leaf)), counter: state.leaves[at(leaf)].counter };
-                state.leaves[at(leaf)].round = Some(Round { low: number <= acked, confirmed: Set::default() });
+                state.leaves[at(leaf)].round = Some(Set::default());
             }
             Action::Confirm { leaf, member } => self.confirm(state, at(leaf), index(member)),
+        }
+    }
+
+    /// A leaf that was replaced, that nobody follows and nobody can come to follow, does nothing that anybody sees: all
+    /// such states are one.
+    pub(super) fn retire(&self, state: &mut State) {
+        for place in 0..state.leaves.len() - 1 {
+            let (leaf, name) = (&state.leaves[place], place as u8 + 1);
+            let reachable = state.members.iter().enumerate().take(self.bounds.replicas).any(|(member, of)| {
+                let may_join = match leaf.phase {
+                    Phase::Sealing => leaf.in_force().has(member) && of.sealing < name,
+                    Phase::Serving | Phase::Recovering(_) => !leaf.view.members.has(member) && of.sealing <= name,
+                    Phase::Stopped => false,
+                };
+                of.follows == name || of.sealing == name && of.fence < name || may_join
+            });
+            if !reachable && leaf.cas == Cas::None && !self.has(Fault::FenceForgotten) {
+                state.leaves[place] = Leaf { phase: Phase::Stopped, ..Leaf::default() };
+            }
         }
     }
 
@@ -204,6 +221,11 @@ impl Shard {
 
     // ---- the leaf ----
 
+    /// Whether a leaf's tail is not above what was acknowledged.
+    pub(super) fn is_behind(&self, state: &State, leaf: usize) -> bool {
+        Number { epoch: self.epoch(leaf), counter: state.leaves[leaf].counter } <= state.highest_acked()
+    }
+
     /// The epoch that a leaf counts in.
     fn epoch(&self, leaf: usize) -> u8 {
         if self.has(Fault::EpochReused) { 1 } else { leaf as u8 + 1 }
@@ -330,11 +352,11 @@ impl Shard {
     fn confirm(&self, state: &mut State, leaf: usize, member: usize) {
         let of = &mut state.leaves[leaf];
         let Some(mut round) = of.round else { return };
-        round.confirmed = round.confirmed.with(member);
+        round = round.with(member);
         of.round = Some(round);
-        if round.confirmed.covers(of.in_force()) || self.has(Fault::TailByOneMember) {
+        if round.covers(of.in_force()) || self.has(Fault::TailByOneMember) {
             of.round = None;
-            state.history.broken.tail_low |= round.low;
+            state.history.broken.tail_low = true;
         }
     }
 }
