@@ -22,7 +22,7 @@ pub enum Fault {
     LearnerNotTruncated,
     /// A learner is added before it has everything.
     LearnerAddedEarly,
-    /// While a change of view is in doubt only the old view's members count.
+    /// A change of view counts as soon as it is asked for.
     DoubtIgnored,
     /// A change of view that is not known to be applied is taken for refused.
     DoubtTakenForNo,

@@ -114,6 +114,7 @@ fn i5(s: &State) -> bool {
 /// Within an epoch numbers go up from 0 without gaps; an epoch that is ended has as many as its end says, none later.
 fn i6(log: &[Entry]) -> bool {
     let mut next = Number { epoch: 1, counter: 0 };
+    let mut closed = Number::NONE;
     log.iter().all(|entry| match entry.body {
         Body::NewView(_) => true,
         Body::Assign { number, .. } => {
@@ -124,7 +125,9 @@ fn i6(log: &[Entry]) -> bool {
             good
         }
         Body::EpochEnd { end, next: goes_on } => {
-            let good = end == next && goes_on > end.epoch;
+            // It is written again when epochs without a number lie between.
+            let good = (end == next || end == closed && next.counter == 0) && goes_on >= next.epoch.max(end.epoch + 1);
+            closed = end;
             next = Number { epoch: goes_on, counter: 0 };
             good
         }

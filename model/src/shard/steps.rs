@@ -23,10 +23,11 @@ impl Shard {
             Action::Seal { leaf, member } => self.seal(state, at(leaf), index(member)),
             Action::Assign { leaf, token } => self.assign(state, at(leaf), token),
             Action::Drop { leaf, member } => {
-                let leaf = &mut state.leaves[at(leaf)];
-                leaf.wanted = leaf.view.members.without(index(member));
-                leaf.cas = Cas::Sent;
+                let of = &mut state.leaves[at(leaf)];
+                of.wanted = of.view.members.without(index(member));
+                of.cas = Cas::Sent;
                 state.changes += 1;
+                self.advance(state, at(leaf));
             }
             Action::Learn { leaf, member } => self.learn(state, at(leaf), index(member)),
             Action::Add { leaf } => {
@@ -262,7 +263,10 @@ impl Shard {
         if matches!(of.phase, Phase::Sealing | Phase::Stopped) {
             return;
         }
-        let all = if self.has(Fault::DoubtIgnored) { of.view.members } else { of.in_force() };
+        let all = match self.fault {
+            Some(Fault::DoubtIgnored) if !of.wanted.is_empty() => of.wanted,
+            _ => of.in_force(),
+        };
         let mut acked: Vec<u8> = all.iter().map(|member| of.acked[member]).collect();
         acked.sort_unstable();
         let short = usize::from(self.has(Fault::CommitWithoutAll)).min(acked.len() - 1);
