@@ -32,4 +32,24 @@ pub enum Fault {
     StaleViewAccepted,
     /// A new incarnation counts in the epoch of the one before.
     EpochReused,
+
+    // ---- tree ----
+    /// A grant of a parent that was replaced counts after a new seal.
+    OldGrantCounts,
+    /// A hole is written over everything that is not committed, and not over what is missing.
+    HoleOverRecord,
+    /// Each child is told its own end of the epoch before.
+    TwoEnds,
+    /// A new root counts in the epoch of the one before.
+    OwnerEpochReused,
+    /// A root counts when the first child has reported.
+    OwnerStartsEarly,
+    /// An inner position answers a seal from what it knows, and does not hand it down.
+    SealNotPassed,
+    /// An inner position answers a seal when the first child has.
+    InnerAnswersEarly,
+    /// A grant serves tokens that came after its request.
+    GrantForLater,
+    /// A neighbour counts that is older than the one in the metadata when the place was claimed.
+    OldNeighbourTaken,
 }

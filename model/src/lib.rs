@@ -3,6 +3,8 @@ mod explore;
 mod fault;
 mod list;
 pub mod shard;
+pub mod tree;
+mod words;
 
 pub use explore::{Explorable, Failure, Report, Until, explore};
 pub use fault::Fault;
