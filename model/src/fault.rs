@@ -50,6 +50,8 @@ pub enum Fault {
     InnerAnswersEarly,
     /// A grant serves tokens that came after its request.
     GrantForLater,
-    /// A neighbour counts that is older than the one in the metadata when the place was claimed.
-    OldNeighbourTaken,
+    /// A child seals to a parent that is older than the one in the metadata when the child claimed its place.
+    OldParentTaken,
+    /// A parent takes the report of a child that is older than the one in the metadata when the parent claimed its place.
+    OldChildTaken,
 }

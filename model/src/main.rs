@@ -8,7 +8,7 @@ fn main() {
     explore(&shard::Shard { bounds, fault: None }, 2, Until::AllStates)
     } else {
     let bounds = tree::Bounds { inner: a[0] > 0, wide: a[1] > 0, tokens: [a[2], a[3]], tenures: [a[4], a[5], a[6], a[7]], asks: a[8] };
-    let fault = if a.len() > 9 { Some(Fault::OldNeighbourTaken) } else { None };
+    let fault = if a.len() > 9 { Some(Fault::OldChildTaken) } else { None };
     explore(&tree::Tree { bounds, fault }, 2, if fault.is_some() {Until::Counterexample} else {Until::AllStates})
     };
     write!(std::io::stdout(), "{r}").unwrap();

@@ -193,8 +193,8 @@ impl Model for Tree {
             let (parent, child) = (Name(link.parent), Name(link.child));
             if let Some(message) = link.up.first() {
                 // What needs numbers waits until the position serves.
-                let of = *state.clone().position(link.parent);
-                if of.serves || matches!(message, Up::Sealed { .. }) {
+                let above = if link.parent.place == ROOT { &*state.roots } else { &*state.inners };
+                if above[link.parent.at()].serves || matches!(message, Up::Sealed { .. }) {
                     actions.push(Action::Up { child, parent });
                 }
             }
@@ -268,22 +268,27 @@ impl Tree {
         for place in [ROOT, INNER] {
             for tenure in 0..state.tenures(place) {
                 let parent = Node { place, tenure };
-                let of = *state.clone().position(parent);
+                let of = if place == ROOT { &state.roots[parent.at()] } else { &state.inners[parent.at()] };
+                if of.gone {
+                    continue;
+                }
                 for (index, below) in self.below(place).iter().enumerate() {
                     for child in (0..state.tenures(*below)).map(|tenure| Node { place: *below, tenure }) {
-                        let (sealed, known) = match child.place {
-                            INNER => (state.inners[child.at()].parent, state.inners[child.at()].known),
+                        let (sealed, known, gone) = match child.place {
+                            INNER => {
+                                let inner = &state.inners[child.at()];
+                                (inner.parent, inner.known, inner.gone)
+                            }
                             _ => {
                                 let leaf = &state.leaves[child.shard()][child.at()];
-                                (leaf.parent, leaf.known)
+                                (leaf.parent, leaf.known, leaf.gone)
                             }
                         };
                         let new_to_child = sealed.is_none_or(|sealed| sealed < tenure);
                         let new_to_parent = of.children[index].reported.is_none_or(|known| known < child.tenure);
-                        let may = self.has(Fault::OldNeighbourTaken)
-                            || tenure >= known[usize::from(place)]
-                                && child.tenure >= of.known[usize::from(child.place)];
-                        if new_to_child && new_to_parent && may {
+                        let may = (self.has(Fault::OldParentTaken) || tenure >= known[usize::from(place)])
+                            && (self.has(Fault::OldChildTaken) || child.tenure >= of.known[usize::from(child.place)]);
+                        if new_to_child && new_to_parent && may && !gone {
                             actions.push(Action::Seal { parent: Name(parent), child: Name(child) });
                         }
                     }

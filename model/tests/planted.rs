@@ -1,14 +1,16 @@
 //! scratch
 use flexlog_model::*;
 #[test]
-fn shard() {
+fn tree_() {
     use Fault::*;
-    for (f, tokens, changes, restarts, asks) in [
-       (NumberWithoutAll, 1,0,0,0), (CommitWithoutAll,1,0,0,0), (AckWithoutRecord,1,1,0,0), (ReportBeforeFence,1,0,1,0),
-       (FenceForgotten,1,2,1,0), (ShortestLog,1,0,0,0), (AssignBeforeNewView,1,1,0,0), (LearnerNotTruncated,1,2,0,0), (LearnerAddedEarly,1,1,0,0), (DoubtIgnored,1,1,0,0), (DoubtTakenForNo,1,1,0,0), (TailByOneMember,1,1,0,1), (StaleViewAccepted,1,1,0,0), (EpochReused,2,0,0,0)] {
-        let bounds = shard::Bounds { members: 2, replicas: 3, min_view: 1, leaves: 2, tokens, changes, restarts, asks };
-        let r = explore(&shard::Shard { bounds, fault: Some(f) }, 2, Until::Counterexample);
-        println!("{f:?}: {} states {:?}", r.states, r.time);
+    for (f, b) in [
+       (OldGrantCounts, [1,1,1,1,2,1,1,1,0]), (OldGrantCounts, [0,1,1,1,2,1,1,1,0]),
+       (HoleOverRecord, [0,0,2,0,1,1,1,1,0]), (TwoEnds,[0,1,2,1,2,1,1,1,0]), (OwnerEpochReused,[0,1,1,1,2,1,1,1,0]),
+       (OwnerStartsEarly,[0,1,1,1,2,1,1,1,0]), (SealNotPassed,[1,1,2,0,2,1,1,1,0]),(InnerAnswersEarly,[1,1,1,1,2,2,1,1,0]), (InnerAnswersEarly,[1,1,2,0,2,1,1,1,0]),
+       (GrantForLater,[0,1,2,1,1,1,1,1,0]), (OldParentTaken,[0,1,1,1,2,1,2,1,0]) , (OldChildTaken,[0,1,1,1,2,1,2,1,0]) , (OldParentTaken,[1,1,1,1,2,2,1,1,0]) , (OldChildTaken,[1,1,1,1,2,2,1,1,0]) ] {
+        let bounds = tree::Bounds { inner: b[0] > 0, wide: b[1] > 0, tokens: [b[2], b[3]], tenures: [b[4], b[5], b[6], b[7]], asks: b[8] };
+        let r = explore(&tree::Tree { bounds, fault: Some(f) }, 1, Until::Counterexample);
+        println!("{f:?}: {b:?} {} states {:?}", r.states, r.time);
         for fail in &r.failures { println!("   {} after {} steps", fail.property, fail.path.len() - 1); }
     }
 }

@@ -14,6 +14,9 @@ pub(super) fn all() -> Vec<Property<Tree>> {
         Property::always("I6: the numbers of a color on one shard have no gaps", |model, s: &State| {
             model.bounds.wide || no_gaps(&s.settled[0])
         }),
+        Property::always("I6: an epoch is ended before a log goes on in a later one", |_, s: &State| {
+            s.settled.iter().all(|log| ends_between(log))
+        }),
         Property::always("the numbers of a log go up", |_, s: &State| s.settled.iter().all(|log| goes_up(log))),
         Property::always("I9: a grant of an old parent changes nothing", |_, s: &State| !s.history.old_counted),
         Property::always("a tail is above all that was acknowledged before the question", |_, s: &State| {
@@ -40,7 +43,7 @@ pub(super) fn all() -> Vec<Property<Tree>> {
         }),
         Property::sometimes("a leaf is replaced while its request is under way", |model, s: &State| {
             model.bounds.tenures[2] < 2
-                || s.leaves[0].len() > 1 && !s.leaves[0][0].requests.is_empty() && s.leaves[0][1].parent.is_some()
+                || s.leaves[0].len() > 1 && !s.leaves[0][0].requests.is_empty()
         }),
     ]
 }
@@ -98,6 +101,16 @@ fn no_gaps(log: &[Entry]) -> bool {
             next = Number { epoch: goes_on, counter: 0 };
             good
         }
+    })
+}
+
+fn ends_between(log: &[Entry]) -> bool {
+    log.iter().zip(log.iter().skip(1)).all(|(before, after)| match (before, after) {
+        (Entry::EpochEnd { .. }, _) | (_, Entry::EpochEnd { .. }) => true,
+        (
+            Entry::Assign { number: before, .. } | Entry::Hole(before),
+            Entry::Assign { number: after, .. } | Entry::Hole(after),
+        ) => before.epoch == after.epoch,
     })
 }
 

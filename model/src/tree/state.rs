@@ -101,7 +101,7 @@ pub(crate) fn number_of(log: &[Entry], token: usize) -> Option<Number> {
 }
 
 /// What a child says.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Up {
     /// How far the color's numbers went, to whoever it is sealed to, or to the root whose seal came down.
     Sealed {
@@ -115,6 +115,17 @@ pub(crate) enum Up {
     Ask,
 }
 
+/// In one piece, as all that states have many of: most of the time goes into hashing them.
+impl Hash for Up {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u32(u32::from_le_bytes(match *self {
+            Self::Sealed { by, end } => [by.place, by.tenure, end.epoch, end.counter],
+            Self::Order { batch, count } => [8, batch, count, 0],
+            Self::Ask => [9, 0, 0, 0],
+        }));
+    }
+}
+
 impl Default for Up {
     fn default() -> Self {
         Self::Ask
@@ -122,7 +133,7 @@ impl Default for Up {
 }
 
 /// What a parent says.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Down {
     /// A root's seal, on its way down.
     Seal(Node),
@@ -138,6 +149,18 @@ pub(crate) enum Down {
     },
 }
 
+impl Hash for Down {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let pair = |[a, b]: [Number; 2]| [a.epoch, a.counter, b.epoch, b.counter];
+        let (kind, [a, b, c, d]) = match *self {
+            Self::Seal(by) => (0, [by.place, by.tenure, 0, 0]),
+            Self::Grant { batch, first, end } => (1 + batch, pair([first, end])),
+            Self::Tail { number, end } => (255, pair([number, end])),
+        };
+        state.write_u64(u64::from_le_bytes([kind, a, b, c, d, 0, 0, 0]));
+    }
+}
+
 impl Default for Down {
     fn default() -> Self {
         Self::Seal(Node::default())
@@ -149,8 +172,8 @@ impl Default for Down {
 pub(crate) struct Link {
     pub(crate) parent: Node,
     pub(crate) child: Node,
-    pub(crate) up: List<Up, 6>,
-    pub(crate) down: List<Down, 6>,
+    pub(crate) up: List<Up, 5>,
+    pub(crate) down: List<Down, 5>,
 }
 
 /// What a position knows of one child.
@@ -165,7 +188,7 @@ pub(crate) struct Child {
 }
 
 /// A request of a child, at a position that hands it on.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Part {
     /// Which child; none if it was replaced.
     pub(crate) child: Option<u8>,
@@ -175,12 +198,21 @@ pub(crate) struct Part {
     pub(crate) asked: u8,
 }
 
+impl Hash for Part {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let child = self.child.map_or(0, |child| child + 1);
+        state.write_u32(u32::from_le_bytes([child, self.batch, self.count, self.asked]));
+    }
+}
+
 /// The root or an inner position.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct Position {
     pub(crate) children: [Child; SHARDS],
     /// The holders of the neighbouring places when this one was claimed: what is older does not count.
     pub(crate) known: [u8; 4],
+    /// It was replaced, and nobody will hear of it again.
+    pub(crate) gone: bool,
     pub(crate) serves: bool,
     /// The root's: the next counter of its epoch, and where the epoch before ended.
     pub(crate) counter: u8,
@@ -189,7 +221,7 @@ pub(crate) struct Position {
     /// tail.
     pub(crate) parent: Option<u8>,
     pub(crate) ready: bool,
-    pub(crate) parts: List<Part, 6>,
+    pub(crate) parts: List<Part, 5>,
     pub(crate) batches: u8,
     pub(crate) asks: Option<u8>,
 }
@@ -215,6 +247,7 @@ pub(crate) struct Request {
 /// A leaf.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub(crate) struct Leaf {
+    pub(crate) gone: bool,
     pub(crate) known: [u8; 4],
     pub(crate) parent: Option<u8>,
     pub(crate) log: Log,
@@ -242,7 +275,7 @@ pub struct State {
     pub(crate) roots: List<Position, 3>,
     pub(crate) inners: List<Position, 2>,
     pub(crate) leaves: [List<Leaf, 2>; SHARDS],
-    pub(crate) links: List<Link, 12>,
+    pub(crate) links: List<Link, 9>,
     /// What each shard has committed; only its last leaf can add to that.
     pub(crate) settled: [Log; SHARDS],
     /// Tokens that all members of their shard have.

@@ -118,11 +118,13 @@ impl Tree {
         if child.place == INNER { 0 } else { child.shard() }
     }
 
-    /// Drops what nobody will take any more, so that states which differ in that alone are one.
+    /// Drops what nobody will take any more, and processes that were replaced and that nobody will hear of again, so that
+    /// states which differ in that alone are one.
     pub(super) fn retire(&self, state: &mut State) {
+        let keeps_old = self.has(Fault::OldGrantCounts);
         let mut links = state.links;
         for link in links.iter_mut() {
-            if self.parent_of(state, link.child) != Some(link.parent) && !self.has(Fault::OldGrantCounts) {
+            if self.parent_of(state, link.child) != Some(link.parent) && !keeps_old {
                 link.down.truncate(0);
             }
             let reported = state.position(link.parent).children[self.index(link.child)].reported;
@@ -130,8 +132,36 @@ impl Tree {
                 link.up.truncate(0);
             }
         }
-        links.retain(|link| !link.up.is_empty() || !link.down.is_empty() || {
-            self.parent_of(&mut state.clone(), link.child) == Some(link.parent)
+        let mut seals = Vec::new();
+        self.seals(state, &mut seals);
+        let may_seal = |node: Node| {
+            seals.iter().any(|seal| matches!(seal, Action::Seal { parent, child } if parent.0 == node || child.0 == node))
+        };
+        for place in [ROOT, INNER, LEAF, LEAF + 1] {
+            for tenure in 0..state.tenures(place).saturating_sub(1) {
+                let node = Node { place, tenure };
+                // Those who sealed to it hear it; and so does its own parent, unless that knows its successor.
+                let heard_below = links.iter().any(|link| {
+                    link.parent == node && (self.parent_of(state, link.child) == Some(node) || !link.down.is_empty())
+                });
+                let heard_above = links.iter().any(|link| {
+                    let reported = state.position(link.parent).children[self.index(link.child)].reported;
+                    link.child == node && reported.is_none_or(|reported| reported <= tenure)
+                });
+                if heard_below || heard_above || may_seal(node) {
+                    continue;
+                }
+                links.retain(|link| link.parent != node && link.child != node);
+                match place {
+                    ROOT | INNER => *state.position(node) = Position { gone: true, ..Position::default() },
+                    _ => *state.leaf(node) = Leaf { gone: true, ..Leaf::default() },
+                }
+            }
+        }
+        links.retain(|link| {
+            !link.up.is_empty()
+                || !link.down.is_empty()
+                || self.parent_of(&mut state.clone(), link.child) == Some(link.parent)
         });
         links.sort_unstable_by_key(|link| (link.parent, link.child));
         state.links = links;
