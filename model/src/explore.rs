@@ -92,8 +92,11 @@ where
             (_, None) => held.push(property.name),
             (_, Some(path)) => {
                 let steps = path.clone().into_vec();
-                let mut path: Vec<String> =
-                    steps.iter().filter_map(|(_, action)| action.as_ref()).map(|action| format!("{action:?}")).collect();
+                let mut path: Vec<String> = steps
+                    .iter()
+                    .filter_map(|(_, action)| action.as_ref())
+                    .map(|action| format!("{action:?}"))
+                    .collect();
                 path.extend(steps.last().map(|(state, _)| format!("{state:#?}")));
                 failures.push(Failure { property: property.name, path });
             }

@@ -20,6 +20,8 @@ pub enum Fault {
     AssignBeforeNewView,
     /// A learner keeps entries that the leaf's log does not have.
     LearnerNotTruncated,
+    /// A learner joins without a fence, so that an older leaf may have it join again.
+    LearnerNotFenced,
     /// A learner is added before it has everything.
     LearnerAddedEarly,
     /// A change of view counts as soon as it is asked for.
@@ -54,4 +56,35 @@ pub enum Fault {
     OldParentTaken,
     /// A parent takes the report of a child that is older than the one in the metadata when the parent claimed its place.
     OldChildTaken,
+}
+
+impl Fault {
+    /// All of them.
+    pub const ALL: [Self; 25] = [
+        Self::NumberWithoutAll,
+        Self::CommitWithoutAll,
+        Self::AckWithoutRecord,
+        Self::ReportBeforeFence,
+        Self::FenceForgotten,
+        Self::ShortestLog,
+        Self::AssignBeforeNewView,
+        Self::LearnerNotTruncated,
+        Self::LearnerNotFenced,
+        Self::LearnerAddedEarly,
+        Self::DoubtIgnored,
+        Self::DoubtTakenForNo,
+        Self::TailByOneMember,
+        Self::StaleViewAccepted,
+        Self::EpochReused,
+        Self::OldGrantCounts,
+        Self::HoleOverRecord,
+        Self::TwoEnds,
+        Self::OwnerEpochReused,
+        Self::OwnerStartsEarly,
+        Self::SealNotPassed,
+        Self::InnerAnswersEarly,
+        Self::GrantForLater,
+        Self::OldParentTaken,
+        Self::OldChildTaken,
+    ];
 }

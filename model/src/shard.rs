@@ -17,8 +17,8 @@ mod steps;
 use stateright::{Model, Property};
 
 use crate::fault::Fault;
-use state::{Cas, Leaf, Member, Meta, Phase, REPLICAS, Set, View};
 pub use state::State;
+use state::{Cas, Leaf, Member, Meta, Phase, REPLICAS, Set, View};
 
 /// How far the model goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -270,7 +270,9 @@ impl Shard {
                     }
                     match leaf.round {
                         // Any other answer is good, whoever confirms it.
-                        None if state.asks < asks && self.is_behind(state, place) => actions.push(Action::Ask { leaf: name }),
+                        None if state.asks < asks && self.is_behind(state, place) => {
+                            actions.push(Action::Ask { leaf: name })
+                        }
                         None => {}
                         Some(round) => {
                             let silent = leaf.in_force().iter().filter(|member| !round.has(*member));

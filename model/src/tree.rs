@@ -234,7 +234,13 @@ impl Tree {
                 if state.is_holder(node) && leaf.log.len() > state.settled[shard].len() {
                     actions.push(Action::Commit { leaf: Name(node) });
                 }
-                if state.asks < self.bounds.asks && leaf.parent.is_some() && leaf.question == Question::None {
+                // A color's tail is asked for where the color is.
+                let has_color = self.bounds.wide || shard == 0;
+                if has_color
+                    && state.asks < self.bounds.asks
+                    && leaf.parent.is_some()
+                    && leaf.question == Question::None
+                {
                     actions.push(Action::Ask { leaf: Name(node) });
                 }
                 if leaf.question == Question::Low && state.is_holder(node) {
@@ -312,6 +318,9 @@ impl Explorable for Tree {
         let Bounds { inner, tokens, tenures, asks, .. } = self.bounds;
         let [root, position, x, y] = tenures;
         let inner = if inner { format!("{position} inner positions, ") } else { String::new() };
-        format!("{root} roots, {inner}{x} and {y} leaves, {} and {} tokens, {asks} tail questions", tokens[0], tokens[1])
+        format!(
+            "{root} roots, {inner}{x} and {y} leaves, {} and {} tokens, {asks} tail questions",
+            tokens[0], tokens[1]
+        )
     }
 }

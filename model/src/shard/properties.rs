@@ -40,12 +40,17 @@ pub(super) fn all() -> Vec<Property<Shard>> {
         Property::sometimes("an epoch is ended", |model, s: &State| {
             s.history.settled.iter().any(|entry| matches!(entry.body, Body::EpochEnd { .. }))
                 || model.bounds.leaves < 2
+                || model.bounds.tokens < 2
         }),
         Property::sometimes("a member is dropped, and the rest goes on", |model, s: &State| {
-            has_view(s, |before, after| after < before) || model.bounds.changes == 0
+            let bounds = model.bounds;
+            let may_drop = bounds.changes > u8::from(bounds.members as u32 <= bounds.min_view);
+            has_view(s, |before, after| after < before) || !may_drop
         }),
         Property::sometimes("a learner is added", |model, s: &State| {
-            has_view(s, |before, after| after > before) || model.bounds.changes == 0
+            let bounds = model.bounds;
+            let may_add = bounds.changes > u8::from(bounds.members == bounds.replicas);
+            has_view(s, |before, after| after > before) || !may_add
         }),
         Property::sometimes("a change in doubt was applied, and only the next leaf knows", |model, s: &State| {
             let deposed = &s.leaves[..s.leaves.len() - 1];
@@ -58,11 +63,14 @@ pub(super) fn all() -> Vec<Property<Shard>> {
                 || model.bounds.leaves < 2
                 || model.bounds.changes == 0
         }),
-        Property::sometimes("an old leaf is asked for the tail, and a member that follows it confirms", |model, s: &State| {
-            s.leaves.iter().any(|leaf| leaf.round.is_some_and(|confirmed| !confirmed.is_empty()))
-                || model.bounds.asks == 0
-                || model.bounds.leaves < 2
-        }),
+        Property::sometimes(
+            "an old leaf is asked for the tail, and a member that follows it confirms",
+            |model, s: &State| {
+                s.leaves.iter().any(|leaf| leaf.round.is_some_and(|confirmed| !confirmed.is_empty()))
+                    || model.bounds.asks == 0
+                    || model.bounds.leaves < 2
+            },
+        ),
     ]
 }
 
@@ -137,13 +145,13 @@ fn i6(log: &[Entry]) -> bool {
 fn survives(s: &State) -> bool {
     let leaf = s.last_leaf();
     let settled = s.history.settled.len();
-    matches!(leaf.phase, Phase::Recovering(_))
-        && assigned(&leaf.log[settled.min(leaf.log.len())..]).count() > 0
+    matches!(leaf.phase, Phase::Recovering(_)) && assigned(&leaf.log[settled.min(leaf.log.len())..]).count() > 0
 }
 
 fn lost(s: &State) -> bool {
     let leaf = s.last_leaf();
-    let gone = |token: u8, number: Number| number_of(&leaf.log, usize::from(token)).is_some_and(|other| other != number);
+    let gone =
+        |token: u8, number: Number| number_of(&leaf.log, usize::from(token)).is_some_and(|other| other != number);
     s.leaves.len() > 1
         && matches!(leaf.phase, Phase::Serving)
         && s.members.iter().any(|member| assigned(&member.log).any(|(token, number)| gone(token, number)))

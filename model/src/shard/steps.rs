@@ -208,9 +208,11 @@ impl Shard {
         if leaf + 1 < usize::from(of.sealing) {
             state.history.broken.old_counted = true;
         }
-        of.sealing = leaf as u8 + 1;
-        of.fence = of.sealing;
-        of.follows = of.sealing;
+        of.follows = leaf as u8 + 1;
+        if !self.has(Fault::LearnerNotFenced) {
+            of.sealing = of.follows;
+            of.fence = of.follows;
+        }
         if !self.has(Fault::LearnerNotTruncated) {
             of.log.truncate(place);
             of.durable = durable as u8;

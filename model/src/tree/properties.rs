@@ -42,8 +42,7 @@ pub(super) fn all() -> Vec<Property<Tree>> {
                 })
         }),
         Property::sometimes("a leaf is replaced while its request is under way", |model, s: &State| {
-            model.bounds.tenures[2] < 2
-                || s.leaves[0].len() > 1 && !s.leaves[0][0].requests.is_empty()
+            model.bounds.tenures[2] < 2 || s.leaves[0].len() > 1 && !s.leaves[0][0].requests.is_empty()
         }),
     ]
 }
@@ -64,9 +63,10 @@ fn i1(s: &State) -> bool {
 }
 
 fn i4(s: &State) -> bool {
-    s.settled.iter().flat_map(|log| numbers(log)).all(|(token, number)| {
-        token.is_none_or(|token| number > s.history.floors[usize::from(token)])
-    })
+    s.settled
+        .iter()
+        .flat_map(|log| numbers(log))
+        .all(|(token, number)| token.is_none_or(|token| number > s.history.floors[usize::from(token)]))
 }
 
 /// All ends that any shard has settled agree, and no number lies behind the end of its epoch.

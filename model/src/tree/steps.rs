@@ -135,7 +135,9 @@ impl Tree {
         let mut seals = Vec::new();
         self.seals(state, &mut seals);
         let may_seal = |node: Node| {
-            seals.iter().any(|seal| matches!(seal, Action::Seal { parent, child } if parent.0 == node || child.0 == node))
+            seals
+                .iter()
+                .any(|seal| matches!(seal, Action::Seal { parent, child } if parent.0 == node || child.0 == node))
         };
         for place in [ROOT, INNER, LEAF, LEAF + 1] {
             for tenure in 0..state.tenures(place).saturating_sub(1) {
