@@ -33,6 +33,15 @@ impl Case {
         }
     }
 
+    /// The same bounds with every rule kept.
+    #[must_use]
+    pub fn sound(&self) -> Self {
+        match self {
+            Self::Shard(model) => Self::Shard(Shard { fault: None, ..model.clone() }),
+            Self::Tree(model) => Self::Tree(Tree { fault: None, ..model.clone() }),
+        }
+    }
+
     /// How far it goes, in one line.
     #[must_use]
     pub fn bounds(&self) -> String {
@@ -104,7 +113,7 @@ pub fn quick() -> Vec<Case> {
     ]
 }
 
-/// Every fault, where it is found soon. Without its fault each of these is a part of what [`full`] looks at, or smaller.
+/// Every fault, where it is found soon.
 #[must_use]
 pub fn planted() -> Vec<Case> {
     Fault::ALL.iter().map(|fault| plant(*fault)).collect()

@@ -57,9 +57,10 @@ impl Shard {
         for place in 0..state.leaves.len() - 1 {
             let (leaf, name) = (&state.leaves[place], place as u8 + 1);
             let reachable = state.members.iter().enumerate().take(self.bounds.replicas).any(|(member, of)| {
+                // A restart takes back a seal whose fence is not durable.
                 let may_join = match leaf.phase {
-                    Phase::Sealing => leaf.in_force().has(member) && of.sealing < name,
-                    Phase::Serving | Phase::Recovering(_) => !leaf.view.members.has(member) && of.sealing <= name,
+                    Phase::Sealing => leaf.in_force().has(member) && of.fence < name,
+                    Phase::Serving | Phase::Recovering(_) => !leaf.view.members.has(member) && of.fence <= name,
                     Phase::Stopped => false,
                 };
                 of.follows == name || of.sealing == name && of.fence < name || may_join

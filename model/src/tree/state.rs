@@ -101,7 +101,7 @@ pub(crate) fn number_of(log: &[Entry], token: usize) -> Option<Number> {
 }
 
 /// What a child says.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) enum Up {
     /// How far the color's numbers went, to whoever it is sealed to, or to the root whose seal came down.
     Sealed {
@@ -112,6 +112,7 @@ pub(crate) enum Up {
         batch: u8,
         count: u8,
     },
+    #[default]
     Ask,
 }
 
@@ -123,12 +124,6 @@ impl Hash for Up {
             Self::Order { batch, count } => [8, batch, count, 0],
             Self::Ask => [9, 0, 0, 0],
         }));
-    }
-}
-
-impl Default for Up {
-    fn default() -> Self {
-        Self::Ask
     }
 }
 
