@@ -6,6 +6,8 @@
 //! all of these <- node, sim, bench
 //! ```
 //!
+//! `model` shares nothing with what it is a model of.
+//!
 //! `sequencer`, `replica`, `client` and `storage-pm` never import one another. A runtime (tokio) belongs to those who own
 //! sockets or threads; protocol and tree-config have it behind features. Only `bench` knows baselines. Development
 //! dependencies keep the same rules, with one exception: protocol's and tree-config's own tests may run on a runtime.
@@ -59,6 +61,7 @@ const RULES: &[Rule] = &[
     Rule { member: "client", package: "flexlog-client", may_use: &[PROTOCOL, TREE_CONFIG], runtime: Runtime::Yes },
     Rule { member: "node", package: "flexlog-node", may_use: ALL, runtime: Runtime::Yes },
     Rule { member: "sim", package: "flexlog-sim", may_use: ALL, runtime: Runtime::Never },
+    Rule { member: "model", package: "flexlog-model", may_use: &[], runtime: Runtime::Never },
     Rule { member: "bench", package: "bench", may_use: ALL, runtime: Runtime::Yes },
     Rule { member: "ci", package: "flexlog-ci", may_use: &[], runtime: Runtime::Never },
 ];

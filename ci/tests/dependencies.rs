@@ -48,8 +48,8 @@ fn files_hold_only_what_they_may() {
 
 // From here on: the checks themselves.
 
-const MEMBERS: [&str; 10] =
-    ["protocol", "tree-config", "storage-pm", "sequencer", "replica", "client", "node", "sim", "bench", "ci"];
+const MEMBERS: [&str; 11] =
+    ["protocol", "tree-config", "storage-pm", "sequencer", "replica", "client", "node", "sim", "model", "bench", "ci"];
 
 /// A tree that keeps every rule, with `text` added to `file`.
 fn tree_with(file: &str, text: &str) -> TempDir {
@@ -109,6 +109,8 @@ fn planted_dependencies_are_caught() {
         ("client", "[dependencies]\nrocksdb = \"1\""),
         ("node", "[dependencies]\nstore.workspace = true"),
         ("sim", "[dependencies]\ntokio = \"1\""),
+        ("model", "[dependencies]\nflexlog-sequencer.workspace = true"),
+        ("model", "[dependencies]\nflexlog-protocol.workspace = true"),
         ("ci", "[dev-dependencies]\nflexlog-node.workspace = true"),
     ] {
         let file = format!("{member}/Cargo.toml");
