@@ -34,7 +34,7 @@ mod station;
 use members::Wanted;
 pub use members::{Member, ReadDone, SlowRead, StoreAt};
 use station::Station;
-pub(crate) use station::{Led, Place};
+pub(crate) use station::{Claimed, Led, Place};
 
 /// The most bytes of appends that wait for room in a store; more are passed on, and may be refused.
 const MAX_HELD_BYTES: usize = 64 << 20;
@@ -166,15 +166,14 @@ impl Engine {
         }
     }
 
-    /// Holds the position as `incarnation`, in place of the one before, with its shards as metadata has them since that was
-    /// claimed. [`Engine::run`] comes next.
-    pub(crate) fn lead(&mut self, now: Time, incarnation: Incarnation, shards: Vec<Led>) {
+    /// Holds the position as `incarnation`, in place of the one before, with what metadata had once that was claimed. [`Engine::run`] comes next.
+    pub(crate) fn lead(&mut self, now: Time, incarnation: Incarnation, claimed: Claimed) {
         let Some(station) = &mut self.station else { return };
         // What the cores before were about to be told is not for these.
         self.queue.retain(|message| matches!(message, Message::Member(..)));
         self.serving = false;
         self.stopped = None;
-        station.lead(incarnation, shards, &mut self.tree_out);
+        station.lead(incarnation, claimed, &mut self.tree_out);
         self.route_tree();
         self.each_leaf(|leaf, out| leaf.start(now, out));
         let within: Vec<ReplicaId> = self.reached.iter().copied().collect();

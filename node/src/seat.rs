@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tokio::task::{JoinHandle, spawn_local};
 use tokio::time::timeout;
 
-use crate::engine::Led;
+use crate::engine::Claimed;
 use crate::links::Peer;
 use crate::server::{Server, State};
 use crate::standby::{Input, Output, Part, Standby};
@@ -186,9 +186,9 @@ impl Server {
     /// Starts the cores of a claim that was made, with the position's shards as nobody else may change them any more.
     async fn lead(self: Rc<Self>, epoch: Epoch) {
         let Some(seat) = &self.seat else { return };
-        let shards = loop {
+        let claimed = loop {
             match operations::tree(&*self.metadata).await {
-                Ok(tree) => break Led::by(&tree, seat.position),
+                Ok(tree) => break Claimed::by(&tree, seat.position),
                 Err(error) => self.no_metadata(seat, &error),
             }
             tokio::time::sleep(ASK_AGAIN).await;
@@ -198,12 +198,12 @@ impl Server {
             return;
         }
         if let Some(links) = &self.links {
-            let replicas = shards.iter().flat_map(|led| &led.replicas);
+            let replicas = claimed.shards.iter().flat_map(|led| &led.replicas);
             replicas.for_each(|replica| links.reach(Peer::Replica(*replica)));
         }
         let (position, uuid) = (seat.position, seat.part.uuid);
-        let replicas: Vec<_> = shards.iter().map(|led| (led.shard, led.replicas.clone())).collect();
-        self.engine.borrow_mut().lead(self.now(), Incarnation { position, epoch, uuid }, shards);
+        let replicas: Vec<_> = claimed.shards.iter().map(|led| (led.shard, led.replicas.clone())).collect();
+        self.engine.borrow_mut().lead(self.now(), Incarnation { position, epoch, uuid }, claimed);
         for (shard, replicas) in replicas {
             self.engine.borrow_mut().set_replicas(shard, replicas);
         }

@@ -131,6 +131,9 @@ pub struct Sequencer {
     /// Wide colors that something is to be told about: upward how far they are settled, downward their stable.
     moved: BTreeSet<Color>,
     told_full: bool,
+    /// Incarnations of neighbours below these epochs were replaced before this one began: nothing they say counts, though
+    /// they may not know it.
+    least: BTreeMap<Position, Epoch>,
     ignored: u64,
 }
 
@@ -197,6 +200,7 @@ impl Sequencer {
             wide: FxHashMap::default(),
             moved: BTreeSet::new(),
             told_full: false,
+            least: BTreeMap::new(),
             ignored: 0,
         }
     }
@@ -205,6 +209,21 @@ impl Sequencer {
     #[must_use]
     pub fn with_limit(self, limit: u32) -> Self {
         Self { limit, ..self }
+    }
+
+    /// The same, knowing who held the positions right above and below when this one had been claimed: what older
+    /// incarnations of those say changes nothing.
+    ///
+    /// Claims have one order, that of the metadata. Of two neighbours that are claimed at about the same time the later one
+    /// knows of the earlier; without this the earlier one's predecessor and the later one could take each other for good, and
+    /// two pairs would count side by side.
+    #[must_use]
+    pub fn with_neighbours(self, holders: impl IntoIterator<Item = (Position, Epoch)>) -> Self {
+        Self { least: holders.into_iter().collect(), ..self }
+    }
+
+    fn is_replaced(&self, speaker: Incarnation) -> bool {
+        self.least.get(&speaker.position).is_some_and(|least| speaker.epoch < *least)
     }
 
     /// Seals the children, and asks the parent to seal this position.
@@ -226,6 +245,12 @@ impl Sequencer {
                 Some(child) => self.child_says(*child, self.me, message, out),
                 None => self.ignored += 1,
             },
+            Input::Child { message: Between { from: speaker, .. }, .. }
+            | Input::Parent(Between { from: speaker, .. })
+                if self.is_replaced(speaker) =>
+            {
+                self.ignored += 1;
+            }
             Input::Child { from, message: Between { from: speaker, to, message } } => {
                 let child = self.places.get(&Child::Position(from)).copied();
                 match (child, to) {

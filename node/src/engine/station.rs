@@ -2,10 +2,10 @@
 
 use flexlog_protocol::api::PositionStatus;
 use flexlog_protocol::peer::Child;
-use flexlog_protocol::{Incarnation, Position, ReplicaId, ShardId, Time, View};
+use flexlog_protocol::{Epoch, Incarnation, Position, ReplicaId, ShardId, Time, View};
 use flexlog_sequencer::{Leaf, Sequencer, Status, tree};
 use flexlog_tree_config::operations::Tree;
-use flexlog_tree_config::record::ShardRecord;
+use flexlog_tree_config::record::{PositionRecord, ShardRecord};
 
 /// What is fixed of a position while its process lives.
 #[derive(Clone, Debug)]
@@ -33,6 +33,25 @@ pub(crate) struct Led {
     pub(crate) min_view: u32,
     /// Every replica that holds the shard or is to hold it.
     pub(crate) replicas: Vec<ReplicaId>,
+}
+
+/// What the metadata had once a position was claimed: nobody else changes the first any more.
+#[derive(Clone, Debug)]
+pub(crate) struct Claimed {
+    pub(crate) shards: Vec<Led>,
+    /// The epochs of those who hold the positions right above and below.
+    pub(crate) neighbours: Vec<(Position, Epoch)>,
+}
+
+impl Claimed {
+    /// Of a position in this tree, which was read after the claim.
+    pub(crate) fn by(tree: &Tree, position: Position) -> Self {
+        let parent = tree.position(position).and_then(|record| record.parent);
+        let near = |other: &&PositionRecord| Some(other.position) == parent || other.parent == Some(position);
+        let epoch = |other: &PositionRecord| Some((other.position, other.holder.as_ref()?.epoch));
+        let neighbours = tree.positions.iter().filter(near).filter_map(epoch).collect();
+        Self { shards: Led::by(tree, position), neighbours }
+    }
 }
 
 impl Led {
@@ -68,13 +87,15 @@ impl Station {
     }
 
     /// Starts the sequencer of a new incarnation, in place of all cores before; its leaves are to be started next.
-    pub(super) fn lead(&mut self, me: Incarnation, shards: Vec<Led>, out: &mut Vec<tree::Output>) {
-        self.place.shards = shards;
+    pub(super) fn lead(&mut self, me: Incarnation, claimed: Claimed, out: &mut Vec<tree::Output>) {
+        self.place.shards = claimed.shards;
         self.granted += self.held.as_ref().map_or(0, |held| held.sequencer.status().granted);
         let Place { parent, children, shards, numbers_per_epoch, replica_timeout, .. } = &self.place;
         let below = children.iter().copied().map(Child::Position);
         let below: Vec<Child> = below.chain(shards.iter().map(|led| Child::Shard(led.shard))).collect();
-        let mut sequencer = Sequencer::new(me, parent.is_none(), &below).with_limit(*numbers_per_epoch);
+        let mut sequencer = Sequencer::new(me, parent.is_none(), &below)
+            .with_limit(*numbers_per_epoch)
+            .with_neighbours(claimed.neighbours);
         sequencer.start(out);
         let leaf = |led: &Led| {
             let leaf = Leaf::new(me, led.shard, led.view.clone());

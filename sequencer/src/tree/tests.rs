@@ -381,3 +381,21 @@ fn the_root_gives_no_numbers_of_a_color_of_nobody() {
     let tails = FromParent::Tails { round: 1, tails: vec![(foreign, SeqNum::MIN, None)] };
     assert_eq!(rig.leaf(ToParent::Tails { round: 1, colors: vec![foreign] }), [to_leaf(tails)]);
 }
+
+#[test]
+fn a_neighbour_that_was_replaced_before_this_one_began_changes_nothing() {
+    let mut sequencer = Sequencer::new(me(), false, &[CHILD]).with_neighbours([(ABOVE, Epoch(4)), (BELOW, Epoch(3))]);
+    let mut out = Vec::new();
+    sequencer.start(&mut out);
+    out.clear();
+    let (old_parent, old_child) = (someone(ABOVE, 3), someone(BELOW, 2));
+    let seal = FromParent::Seal { by: old_parent };
+    sequencer.handle(Input::Parent(Between { from: old_parent, to: None, message: seal }), &mut out);
+    let report = Between { from: old_child, to: Some(me()), message: sealed(me(), &[]) };
+    sequencer.handle(Input::Child { from: BELOW, message: report.clone() }, &mut out);
+    let here = Between { from: old_child, to: None, message: ToParent::Here };
+    sequencer.handle(Input::Child { from: BELOW, message: here }, &mut out);
+    assert_eq!((out.as_slice(), sequencer.serves(), sequencer.status().ignored), (&[][..], false, 3));
+    sequencer.handle(Input::Child { from: BELOW, message: Between { from: child(), ..report } }, &mut out);
+    assert!(sequencer.serves());
+}
