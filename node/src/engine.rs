@@ -218,6 +218,9 @@ impl Engine {
     pub(crate) fn view_decided(&mut self, by: Incarnation, shard: ShardId, outcome: ViewOutcome) {
         if self.station.as_ref().and_then(Station::incarnation) == Some(by) {
             self.queue.push_back(Message::Leaf(shard, flexlog_sequencer::Input::View(outcome)));
+            // A member that was dropped may be within reach all along: no link says so again.
+            let within: Vec<ReplicaId> = self.reached.iter().copied().collect();
+            within.into_iter().for_each(|replica| self.present(replica));
         }
     }
 

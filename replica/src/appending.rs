@@ -95,7 +95,7 @@ impl Replica {
     pub(crate) fn on_stage_refused(&mut self, token: Token, out: &mut Vec<Output>) {
         // The write counts as done, but there is nothing to report about it.
         if let Some(pending) = self.pending.iter_mut().find(|p| matches!(p, Pending::Stage(t) if *t == token)) {
-            *pending = Pending::Checkpoint;
+            *pending = Pending::Other;
         }
         let Some(session) = self.sessions.get_mut(&token.session) else { return };
         if let Some(slot) = session.get(token.seq) {

@@ -45,6 +45,11 @@ impl Replica {
         match of.message {
             ToMember::Seal => {}
             ToMember::Entries { entries, commit } => {
+                if !self.in_step && entries.first().is_some_and(|first| first.lsn > self.log.last().1.next()) {
+                    // It crossed with the report of a process that came after another one: the leaf answers that, too.
+                    return;
+                }
+                self.in_step |= !entries.is_empty();
                 for entry in &entries {
                     if self.stopped.is_some() {
                         return;
@@ -131,6 +136,7 @@ impl Replica {
     /// Tells a leaf whose fence is durable everything it needs to go on from here.
     fn report(&mut self, leaf: Incarnation, out: &mut Vec<Output>) {
         self.leaf = Some(leaf);
+        self.in_step = false;
         // What was settled under an earlier leaf is in the log, and it may be for this one to tell that it is committed.
         self.commit_told = self.log.last().1;
         self.stables.clear();
@@ -155,11 +161,13 @@ impl Replica {
         let mut follow: Vec<Color> = staged.iter().map(|staged| staged.color).collect();
         follow.extend(self.readers.subscribed());
         follow.sort_unstable();
+        // Said again, it must not count what was sent meanwhile and is not durable: that will be acknowledged when it is.
+        let last = self.log.durable_end();
         let report = SealReport {
-            last: self.log.last(),
+            last,
             commit,
             view: self.log.view().cloned(),
-            entries: self.log.open().cloned().collect(),
+            entries: self.log.open().take_while(|entry| entry.lsn <= last.1).cloned().collect(),
             staged,
             colors,
             sessions,
@@ -378,7 +386,7 @@ impl Replica {
     pub(crate) fn on_durable(&mut self, upto: u64, out: &mut Vec<Output>) {
         let mut staged: Vec<Staged> = Vec::new();
         let mut acked = None;
-        let (mut copied, mut checkpointed) = (false, false);
+        let (mut copied, mut checkpointed) = (false, None);
         let mut answers: Vec<(ConnId, Appended)> = Vec::new();
         while self.durable < upto {
             let Some(pending) = self.pending.pop_front() else { break };
@@ -406,8 +414,8 @@ impl Replica {
                     }
                 }
                 Pending::Copy => copied = true,
-                Pending::Truncate => {}
-                Pending::Checkpoint => checkpointed = true,
+                Pending::Checkpoint(upto) => checkpointed = Some(upto),
+                Pending::Other => {}
             }
         }
         if !staged.is_empty() {
@@ -422,8 +430,8 @@ impl Replica {
         if copied {
             self.on_copy_durable(out);
         }
-        if checkpointed {
-            self.on_checkpoint_durable(out);
+        if let Some(upto) = checkpointed {
+            self.on_checkpoint_durable(upto, out);
         }
     }
 

@@ -25,7 +25,7 @@ use crate::color::{ColorState, after};
 use crate::following::Origin;
 use crate::log::ShardLog;
 use crate::message::{Output, Persist};
-use crate::replica::{FetchFor, Replica};
+use crate::replica::{FetchFor, Pending, Replica};
 use crate::session::{Slot, SlotState};
 
 /// Bytes of state in one message.
@@ -140,14 +140,25 @@ impl Replica {
         if entries.is_empty() {
             return;
         }
+        let mut dropped = Vec::new();
         for entry in &entries {
             match &entry.body {
                 Body::Assign(runs) => {
                     for (assign, token) in runs.iter().flat_map(|run| run.each().map(move |(token, _)| (run, token))) {
-                        let Some(session) = self.sessions.get_mut(&token.session) else { continue };
-                        if let Some(slot) = session.get(token.seq) {
-                            session.put(token.seq, Slot { state: SlotState::Staged, records: assign.records, ..slot });
-                            self.staged_tokens += 1;
+                        let session = self.sessions.get_mut(&token.session);
+                        match session.map(|session| (session.get(token.seq), session)) {
+                            Some((Some(slot), session)) if slot.digest != 0 => {
+                                let slot = Slot { state: SlotState::Staged, records: assign.records, ..slot };
+                                session.put(token.seq, slot);
+                                self.staged_tokens += 1;
+                            }
+                            // Whose digest is not known after a restart cannot be reported; whose client has given it up is
+                            // not known at all. A member that has it will give it.
+                            Some((_, session)) => {
+                                session.clear(token.seq);
+                                dropped.push(token);
+                            }
+                            None => dropped.push(token),
                         }
                     }
                 }
@@ -167,6 +178,9 @@ impl Replica {
             }
         }
         self.persist(Persist::Truncate { upto, entries }, out);
+        if !dropped.is_empty() {
+            out.push(Output::DropStaged(dropped));
+        }
     }
 
     /// Asks for the next records, or takes the state over when there are none.
@@ -175,6 +189,10 @@ impl Replica {
         if let Some((color, first, upto)) = left.front().copied() {
             let message = PeerMessage::CopyRead { copy: *copy, color, from: first, upto };
             return out.push(Output::ToPeer { to: *from, message });
+        }
+        // The store may still refuse some of them, and what this state covers is not copied again.
+        if self.pending.iter().any(|pending| matches!(pending, Pending::Copy)) {
+            return;
         }
         let Some(learning) = &mut self.learning else { return };
         let step = std::mem::replace(&mut learning.step, Step::State(BytesMut::new()));
@@ -264,11 +282,17 @@ impl Replica {
     /// What was copied last is durable here.
     pub(crate) fn on_copy_durable(&mut self, out: &mut Vec<Output>) {
         self.to_leaf(ToLeaf::Learning, out);
+        if matches!(&self.learning, Some(Learning { step: Step::Records { left, .. }, .. }) if left.is_empty()) {
+            self.copy_on(out);
+        }
     }
 
     /// A checkpoint is durable: if it is the copied one, the leaf may send what follows.
-    pub(crate) fn on_checkpoint_durable(&mut self, out: &mut Vec<Output>) {
+    pub(crate) fn on_checkpoint_durable(&mut self, of: Lsn, out: &mut Vec<Output>) {
         let Some(Learning { step: Step::Written(upto), .. }) = self.learning else { return };
+        if of != upto {
+            return;
+        }
         self.learning = None;
         self.to_leaf(ToLeaf::Learned { upto }, out);
         let mut staged = Vec::new();

@@ -83,6 +83,14 @@ impl ShardLog {
         self.persisted
     }
 
+    /// The epoch and place of the last entry that is durable on this member.
+    pub(crate) fn durable_end(&self) -> (Epoch, Lsn) {
+        if self.persisted >= self.last.1 {
+            return self.last;
+        }
+        self.open_at(self.persisted).map_or((self.commit_epoch, self.commit), |entry| (entry.epoch, entry.lsn))
+    }
+
     /// Everything up to here is durable on every member of the view in force.
     pub(crate) fn commit(&self) -> Lsn {
         self.commit

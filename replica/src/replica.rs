@@ -28,8 +28,9 @@ pub(crate) enum Pending {
     Entry(Lsn),
     Fence(Incarnation),
     Copy,
-    Truncate,
-    Checkpoint,
+    Checkpoint(Lsn),
+    /// Nobody waits for it.
+    Other,
 }
 
 /// What a fetch is for.
@@ -103,6 +104,8 @@ pub struct Replica {
     pub(crate) stopped: Option<String>,
     /// It is no member as far as it knows, and serves nobody.
     pub(crate) outside: bool,
+    /// Since it has reported last, it was sent what follows on that: before, what comes may be for an earlier report.
+    pub(crate) in_step: bool,
     /// The number of the view that was in force before the next `NewView`.
     pub(crate) view_before: Option<ViewNumber>,
     pub(crate) learning: Option<Learning>,
@@ -151,6 +154,7 @@ impl Replica {
             staged_tokens: 0,
             stopped: None,
             outside: false,
+            in_step: false,
             view_before,
             learning: None,
             next_copy: 0,
@@ -177,8 +181,8 @@ impl Replica {
                     session.put(token.seq, Slot { color, records, digest, bytes: 0, state: SlotState::Staged });
                     replica.staged_tokens += 1;
                 }
-                Some(_) => {}
-                None => orphans.push(token),
+                // Its number was copied from another member, and the crash came before it was dropped.
+                Some(_) | None => orphans.push(token),
             }
         }
         if !orphans.is_empty() {
@@ -286,8 +290,8 @@ impl Replica {
             Persist::Entry(entry) => Pending::Entry(entry.lsn),
             Persist::Fence(incarnation) => Pending::Fence(*incarnation),
             Persist::Copy { .. } => Pending::Copy,
-            Persist::Truncate { .. } => Pending::Truncate,
-            Persist::Checkpoint { .. } => Pending::Checkpoint,
+            Persist::Truncate { .. } => Pending::Other,
+            Persist::Checkpoint { upto, .. } => Pending::Checkpoint(*upto),
         });
         out.push(Output::Persist(what));
     }

@@ -361,6 +361,7 @@ impl Leaf {
             match message {
                 ToLeaf::Sealed(report) if reports[member].is_none() => {
                     reports[member] = Some(*report);
+                    self.views.joined_up(member);
                     self.recover_if_sealed(now, out);
                 }
                 ToLeaf::Sealed(_) => self.ignored += 1,

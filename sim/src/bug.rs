@@ -31,11 +31,31 @@ pub enum Bug {
     SilentRefusal,
     /// What a leaf streams to its last member is lost now and then.
     LosesStream,
+    /// The leaf hears one member's reports as those of all: numbers are asked for when one has the record.
+    AskedAfterOne,
+    /// The leaf hears one member's acknowledgements as those of all: entries commit when one has them.
+    CommittedByOne,
+    /// The same as long as the leaf's first entry is not committed: it numbers before its `NewView` is there.
+    NumbersBeforeNewView,
+    /// What a learner copies is not written.
+    LosesCopies,
+    /// A learner's log is not cut where it differs.
+    NotTruncated,
+    /// The leaf hears members' acknowledgements as the learner's, too: it joins before it has everything.
+    JoinsEarly,
+    /// Metadata changes the view whoever asks, and whatever it was.
+    ViewWithoutCondition,
+    /// A leaf is not told that what it sent to a member is lost.
+    LossNotTold,
+    /// The last entry of each report of a member that seals is left out.
+    ReportsCutShort,
+    /// A leaf is not told that a member that was dropped is within reach.
+    DroppedStaysOut,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 24] = [
         Self::DurableBeforeFence,
         Self::EntriesDurableWhenFenceStarts,
         Self::SealWithoutFence,
@@ -50,5 +70,15 @@ impl Bug {
         Self::TrimsOneMore,
         Self::SilentRefusal,
         Self::LosesStream,
+        Self::AskedAfterOne,
+        Self::CommittedByOne,
+        Self::NumbersBeforeNewView,
+        Self::LosesCopies,
+        Self::NotTruncated,
+        Self::JoinsEarly,
+        Self::ViewWithoutCondition,
+        Self::LossNotTold,
+        Self::ReportsCutShort,
+        Self::DroppedStaysOut,
     ];
 }

@@ -28,12 +28,9 @@ pub(crate) struct Outside<'a> {
 }
 
 impl Outside<'_> {
-    pub(crate) fn members(&self) -> usize {
-        self.history.ledgers.len()
-    }
-
-    pub(crate) fn member(&mut self) -> usize {
-        self.chooser.below(self.members() as u64) as usize
+    /// Any replica.
+    pub(crate) fn replica(&mut self) -> usize {
+        self.chooser.below(self.history.ledgers.len() as u64) as usize
     }
 
     pub(crate) fn color(&mut self) -> Color {
@@ -80,6 +77,8 @@ pub(crate) struct Client {
     next_id: u64,
     most_open: usize,
     liar: bool,
+    /// The members of the view, as it was told some time.
+    members: Vec<usize>,
     /// Some member had no room.
     pub(crate) met_full: bool,
 }
@@ -95,6 +94,7 @@ impl Client {
             next_id: 0,
             most_open,
             liar,
+            members: Vec::new(),
             met_full: false,
         }
     }
@@ -120,6 +120,9 @@ impl Client {
     /// Does one thing of its choice.
     pub(crate) fn act(&mut self, world: &mut Outside<'_>) -> Wish {
         let Some(conn) = self.conn else { return Wish::Connect };
+        if self.members.is_empty() || world.chooser.one_in(10) {
+            self.members = world.history.view.clone();
+        }
         let session = match &self.session {
             Session::Open(session) => *session,
             Session::None => {
@@ -159,7 +162,7 @@ impl Client {
             }
             Some(5) if world.chooser.one_in(3) => {
                 // Another session comes next. What is open it will not hear of.
-                let member = world.member();
+                let member = self.member(world);
                 world.request(conn, member, Request::CloseSession { shard: SHARD, session });
                 self.session = Session::None;
                 self.open.clear();
@@ -176,6 +179,7 @@ impl Client {
     /// Sends everything that is open again, to all; opens a session where appends wait for one.
     pub(crate) fn retry_all(&mut self, world: &mut Outside<'_>) -> Wish {
         let Some(conn) = self.conn else { return Wish::Connect };
+        self.members = world.history.view.clone();
         match &self.session {
             Session::Open(session) => {
                 let session = *session;
@@ -188,6 +192,11 @@ impl Client {
         Wish::Nothing
     }
 
+    /// One of the members.
+    fn member(&self, world: &mut Outside<'_>) -> usize {
+        world.chooser.pick(&self.members)
+    }
+
     fn open_session(&mut self, conn: ConnId, world: &mut Outside<'_>) {
         self.next_id += 1;
         self.session = Session::Opening { nonce: world.chooser.uuid(), id: self.next_id };
@@ -196,7 +205,7 @@ impl Client {
 
     fn ask_for_session(&self, conn: ConnId, world: &mut Outside<'_>) {
         let Session::Opening { nonce, id } = self.session else { return };
-        let member = world.member();
+        let member = self.member(world);
         world.request(conn, member, Request::OpenSession { id, shard: SHARD, nonce });
     }
 
@@ -217,7 +226,7 @@ impl Client {
             return self.lie(conn, session, &appends, world);
         }
         let upto =
-            if world.chooser.one_in(12) { Some(world.chooser.below(world.members() as u64) as usize) } else { None };
+            if world.chooser.one_in(12) { Some(world.chooser.below(self.members.len() as u64) as usize) } else { None };
         self.send(conn, session, appends.clone(), upto, world);
         if world.chooser.one_in(10) {
             self.send(conn, session, appends, None, world);
@@ -235,9 +244,9 @@ impl Client {
                 open.lie = true;
             }
         }
-        let first = world.chooser.between(1, world.members() as u64 - 1) as usize;
-        for member in 0..world.members() {
-            let appends = if member < first { appends.to_vec() } else { others.clone() };
+        let first = world.chooser.below(self.members.len() as u64) as usize;
+        for (nth, member) in self.members.iter().copied().enumerate() {
+            let appends = if nth < first { appends.to_vec() } else { others.clone() };
             self.send_to(conn, session, appends, member, world);
         }
     }
@@ -249,7 +258,7 @@ impl Client {
         let skip = world.chooser.below(self.open.len() as u64) as usize;
         let appends: Vec<_> = self.open.values().skip(skip).map(|open| Arc::clone(&open.append)).collect();
         if world.chooser.one_in(3) {
-            let member = world.member();
+            let member = self.member(world);
             self.send_to(conn, session, appends, member, world);
         } else {
             self.send(conn, session, appends, None, world);
@@ -265,9 +274,9 @@ impl Client {
         upto: Option<usize>,
         world: &mut Outside<'_>,
     ) {
-        let from = world.member();
-        for nth in 0..upto.unwrap_or(world.members()) {
-            let member = (from + nth) % world.members();
+        let (from, count) = (world.chooser.below(self.members.len() as u64) as usize, self.members.len());
+        for nth in 0..upto.unwrap_or(count) {
+            let member = self.members[(from + nth) % count];
             self.send_to(conn, session, appends.clone(), member, world);
         }
     }
@@ -293,7 +302,7 @@ impl Client {
         let seq = self.low() + TOKEN_WINDOW + world.chooser.below(3);
         let token = Token { shard: SHARD, session, seq };
         let color = world.color();
-        let member = world.member();
+        let member = self.member(world);
         let Some(append) = draw_append(token, color, world) else { return };
         self.send_to(conn, session, vec![append], member, world);
     }
@@ -379,8 +388,9 @@ impl Client {
                 None => {}
             },
             AppendRefusal::SessionExpired => {
+                // One that is not in the view any more may not know of it.
                 if !history.sessions.get(&token.session).is_some_and(|session| session.closed) {
-                    return wrong();
+                    return Ok(());
                 }
                 // Whether what is open was appended it will never know.
                 self.session = Session::None;

@@ -10,6 +10,10 @@ use crate::world::{Action, Owner, World};
 const PATIENCE: u64 = 200_000;
 /// How often clients send again what is not resolved.
 const ROUNDS: usize = 60;
+/// How often it is looked whether all replicas are in the view, and how much time passes in between: together longer
+/// than a leaf ever leaves a replica alone.
+const JOIN_ROUNDS: usize = 80;
+const JOIN_MICROS: u64 = 1_000_000;
 /// Longer than a leaf waits for the last members to report a token.
 const ROUND_MICROS: u64 = 60_000;
 
@@ -17,7 +21,14 @@ impl World {
     pub(crate) fn finale(&mut self) -> Result<(), Violation> {
         self.record(|| "no more faults".to_owned());
         self.config.faults = false;
+        let cut = !self.net.cuts.is_empty();
         self.net.end_stalls();
+        for machine in &mut self.machines {
+            (machine.down_until, machine.still_until) = (0, 0);
+        }
+        if cut {
+            (0..self.machines.len()).for_each(|at| self.comes_up(at));
+        }
         // A folder that failed in the background may not have been noticed yet.
         if self.broken_stores || self.machines.iter().any(|machine| machine.armed) {
             self.power_cut();
@@ -76,10 +87,7 @@ impl World {
     /// Has clients and readers stay until each has its answers.
     fn resolve(&mut self) -> Result<(), Violation> {
         self.rest()?;
-        let serving = self.sequencers.last().map_or("without a leaf", |sequencer| sequencer.leaf.status().phase);
-        if serving != "serving" {
-            return Err(liveness::stuck(format!("with every member there, the shard is {serving}")));
-        }
+        self.join()?;
         for _ in 0..ROUNDS {
             let waiting = self.readers.iter().any(|reader| reader.open() > 0);
             let open = self.clients.iter().any(|client| client.alive && client.open() > 0);
@@ -100,6 +108,27 @@ impl World {
             self.rest()?;
         }
         self.unresolved()
+    }
+
+    /// Lets time pass until all replicas are in the view.
+    fn join(&mut self) -> Result<(), Violation> {
+        let mut last = String::new();
+        for round in 0..JOIN_ROUNDS {
+            let all = self.machines.len();
+            let leaf = self.sequencers.last().map(|sequencer| (sequencer.leaf.status(), sequencer.leaf.view().clone()));
+            match leaf {
+                Some((status, view)) if status.phase == "serving" && view.members.len() == all => return Ok(()),
+                Some((status, view)) => last = format!("{status:?}, view {view:?}"),
+                None => "there is no leaf".clone_into(&mut last),
+            }
+            if round % 10 == 9 {
+                // A store without room for what is to be copied.
+                self.trim_everything();
+            }
+            self.now = self.now.after(JOIN_MICROS);
+            self.rest()?;
+        }
+        Err(liveness::stuck(format!("with every replica there, not all are in the view: {last}")))
     }
 
     fn unresolved(&self) -> Result<(), Violation> {
@@ -126,7 +155,8 @@ impl World {
         let at = self.auditor();
         let mut readers = std::mem::take(&mut self.readers);
         for color in (1..=self.kind.colors).map(Color) {
-            readers[at].ask_of(0, color, true, &mut self.outside());
+            let member = self.history.view[0];
+            readers[at].ask_of(member, color, true, &mut self.outside());
         }
         self.readers = readers;
     }

@@ -1,7 +1,8 @@
 //! What happened in a run, as someone sees it who sees everything: what was sent, what is committed, what was shown.
 //!
-//! The truth of a shard log is what is durable on every member: an entry is committed from the moment on that this holds,
-//! whether or not anyone knows yet. The invariants compare what the cores say with that.
+//! The truth of a shard log is what is durable on every member of the view that metadata has: an entry is committed from
+//! the moment on that this holds, whether or not anyone knows yet. Whoever leads next begins with that view and takes the
+//! longest log in it. The invariants compare what the cores say with that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use flexlog_protocol::{Append, Body, Color, Entry, Epoch, Record, SeqNum, Sessio
 use uuid::Uuid;
 
 use crate::invariants::{self, Violation};
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, Write};
 
 /// An append that some client sent.
 #[derive(Debug)]
@@ -64,23 +65,56 @@ pub(crate) struct History {
     /// Events so far.
     pub(crate) event: u64,
     pub(crate) sent: BTreeMap<Token, Sent>,
-    /// One for each member.
+    /// One for each replica.
     pub(crate) ledgers: Vec<Ledger>,
+    /// The replicas in the view that metadata has.
+    pub(crate) view: Vec<usize>,
     pub(crate) committed: Vec<Arc<Entry>>,
     pub(crate) tokens: BTreeMap<Token, SeqNum>,
     pub(crate) colors: BTreeMap<Color, ColorTruth>,
     pub(crate) sessions: BTreeMap<SessionId, SessionTruth>,
     /// The sessions that each nonce named, the newest last.
     pub(crate) nonces: BTreeMap<Uuid, Vec<SessionId>>,
-    /// Staged durably on every member and not settled.
-    pub(crate) complete: BTreeMap<Token, (Color, u32)>,
+    /// Staged durably on some replica and not settled.
+    pub(crate) open: BTreeMap<Token, (Color, u32)>,
+    /// What settled tokens name.
+    pub(crate) appends: BTreeMap<Token, Arc<Append>>,
     /// Appends that were acknowledged to their clients.
     pub(crate) acknowledged: u64,
 }
 
 impl History {
-    pub(crate) fn new(members: usize) -> Self {
-        Self { ledgers: (0..members).map(|_| Ledger::default()).collect(), ..Self::default() }
+    /// Of so many replicas the first `members` are in the view.
+    pub(crate) fn new(replicas: usize, members: usize) -> Self {
+        let ledgers = (0..replicas).map(|_| Ledger::default()).collect();
+        Self { ledgers, view: (0..members).collect(), ..Self::default() }
+    }
+
+    /// The ledgers of the view's members.
+    pub(crate) fn members(&self) -> impl Iterator<Item = (usize, &Ledger)> {
+        self.view.iter().map(|member| (*member, &self.ledgers[*member]))
+    }
+
+    /// Metadata has another view: what that takes in must have all that is committed.
+    pub(crate) fn set_view(&mut self, view: Vec<usize>) -> Result<(), Violation> {
+        for member in &view {
+            if !self.view.contains(member) {
+                invariants::i02_on_every_member::joins(self, *member)?;
+            }
+        }
+        self.view = view;
+        self.advance()
+    }
+
+    /// A replica's store takes a write.
+    pub(crate) fn writes(&mut self, member: usize, write: Write) -> Result<(), Violation> {
+        match &write {
+            Write::Checkpoint(upto, _) => invariants::i02_on_every_member::copies(self, member, *upto)?,
+            Write::Truncate(upto) => invariants::i02_on_every_member::takes_back(self, member, *upto)?,
+            _ => {}
+        }
+        self.ledgers[member].note(write, &self.committed);
+        Ok(())
     }
 
     pub(crate) fn color(&mut self, color: Color) -> &mut ColorTruth {
@@ -103,8 +137,7 @@ impl History {
     /// The record that a settled number names: as the members staged it.
     pub(crate) fn record(&self, color: Color, number: SeqNum) -> Option<&Record> {
         let (token, index) = self.colors.get(&color)?.records.get(&number)?;
-        let staged = self.ledgers.iter().find_map(|ledger| ledger.staged.get(token))?;
-        staged.append.records().get(*index as usize)
+        self.appends.get(token)?.records().get(*index as usize)
     }
 
     /// A number was acknowledged or read.
@@ -120,28 +153,27 @@ impl History {
     pub(crate) fn durable_upto(&mut self, member: usize, upto: u64) -> Result<(), Violation> {
         let news = self.ledgers[member].durable_upto(upto);
         for token in news.staged {
-            self.staged_durably(token);
+            self.staged_durably(member, token);
         }
         if news.entries { self.advance() } else { Ok(()) }
     }
 
-    /// Some member has this token durably.
-    pub(crate) fn staged_durably(&mut self, token: Token) {
+    /// Some replica has this token durably.
+    pub(crate) fn staged_durably(&mut self, member: usize, token: Token) {
         if !self.tokens.contains_key(&token)
-            && self.ledgers.iter().all(|ledger| ledger.is_staged_durably(token))
-            && let Some(written) = self.ledgers[0].staged.get(&token)
+            && let Some(written) = self.ledgers[member].staged.get(&token)
         {
-            self.complete.insert(token, (written.append.color(), written.append.count()));
+            self.open.insert(token, (written.append.color(), written.append.count()));
         }
     }
 
-    /// Commits what is durable on every member now.
+    /// Commits what is durable on every member of the view now.
     pub(crate) fn advance(&mut self) -> Result<(), Violation> {
-        let durable = self.ledgers.iter().map(|ledger| ledger.durable).min().unwrap_or_default();
+        let durable = self.members().map(|(_, ledger)| ledger.durable).min().unwrap_or_default();
         while (self.committed.len() as u64) < durable {
             let at = self.committed.len();
             invariants::i02_on_every_member::entry_is_the_same(self, at)?;
-            let entry = Arc::clone(&self.ledgers[0].log[at]);
+            let entry = Arc::clone(&self.ledgers[self.view[0]].log[at]);
             self.commit(&entry)?;
             self.committed.push(entry);
         }
@@ -157,7 +189,11 @@ impl History {
                         invariants::i04_acknowledged_before_sent::numbered(self, token, run.color, first)?;
                         invariants::i06_alike_below_stable::goes_on(self, run.color, first, run.records)?;
                         self.tokens.insert(token, first);
-                        self.complete.remove(&token);
+                        self.open.remove(&token);
+                        let written = self.members().find_map(|(_, ledger)| ledger.staged.get(&token));
+                        if let Some(append) = written.map(|written| Arc::clone(&written.append)) {
+                            self.appends.insert(token, append);
+                        }
                         let truth = self.color(run.color);
                         for index in 0..run.records {
                             let number = SeqNum::new(first.epoch(), first.counter() + index);

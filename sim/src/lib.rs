@@ -8,16 +8,19 @@
 //! It relies on the cores having no clock, chance, or threads of their own. Faults are only those that the cluster must
 //! survive, so every violation is a defect; [`Bug`] plants some on purpose, to see that they are found.
 //!
-//! All members are always part of the view, and no two sides of the network are cut off from each other for good: views
-//! and partitions come with view changes.
+//! The shard's view changes: members that are away or slow are dropped by their leaf, replicas that are within reach are
+//! taken in. Processes are cut off from each other, and streams between them lost, as the node's links would have it.
 
 mod bug;
 mod client;
+mod faults;
 mod finale;
 mod history;
 mod invariants;
 mod ledger;
+mod links;
 mod machine;
+mod metadata;
 mod net;
 mod readers;
 mod route;
@@ -33,7 +36,7 @@ use world::World;
 /// What is the same for all runs of a series.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Members of the shard.
+    /// Members of the shard's first view. Some runs have replicas besides, which are taken in.
     pub members: usize,
     /// Events before the faults end.
     pub events: u64,
@@ -58,20 +61,56 @@ pub struct Report {
     pub trace: u64,
     /// Events.
     pub events: u64,
-    /// Crashes of some or all processes.
-    pub crashes: u64,
     /// Appends that were acknowledged.
     pub acknowledged: u64,
     /// Entries that were committed.
     pub committed: u64,
-    /// Older images that were put in the place of a store, and refused.
-    pub refused_images: u64,
-    /// How often records moved to an SSD file.
-    pub moves: u64,
+    /// What else happened.
+    pub counts: Counts,
     /// What was broken; the run ended there.
     pub violation: Option<Violation>,
     /// The last events in words, where they are recorded.
     pub last_events: Vec<String>,
+}
+
+/// What happened in a run, and how often.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Counts {
+    /// Faults of any kind.
+    pub faults: u64,
+    /// Crashes of some or all processes.
+    pub crashes: u64,
+    /// Partitions.
+    pub partitions: u64,
+    /// Streams that were lost, with one end or by themselves, and whose sender was told so.
+    pub lost_streams: u64,
+    /// Older images that were put in the place of a store, and refused.
+    pub refused_images: u64,
+    /// How often records moved to an SSD file.
+    pub moves: u64,
+    /// Views that came into force in metadata.
+    pub views: u64,
+    /// Replicas that were taken into the view.
+    pub added: u64,
+    /// Writes of copied records.
+    pub copies: u64,
+    /// Logs that were cut back to what is the shard's.
+    pub truncations: u64,
+}
+
+impl std::ops::AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.faults += other.faults;
+        self.crashes += other.crashes;
+        self.partitions += other.partitions;
+        self.lost_streams += other.lost_streams;
+        self.refused_images += other.refused_images;
+        self.moves += other.moves;
+        self.views += other.views;
+        self.added += other.added;
+        self.copies += other.copies;
+        self.truncations += other.truncations;
+    }
 }
 
 /// Runs one seed.

@@ -12,9 +12,10 @@ use flexlog_replica::{Output, Replica};
 use flexlog_storage_pm::device::{Fences, SimDevice, SimMedia};
 use flexlog_storage_pm::ssd::SimFolder;
 use flexlog_storage_pm::{Advanced, Closed, Intended, Mark, Options, Owner, Store};
-use flexlog_tree_config::StoreState;
-use flexlog_tree_config::identity::{self, Opening, Step};
+use flexlog_tree_config::identity::{self, Opening};
 use uuid::Uuid;
+
+use crate::metadata::Metadata;
 
 /// The one shard.
 pub(crate) const SHARD: ShardId = ShardId(1);
@@ -22,30 +23,13 @@ const CLUSTER: ClusterId = ClusterId(Uuid::from_u128(0x5f10));
 /// Events of a medium after which nothing is broken any more.
 const NEVER: u64 = 1 << 60;
 
-/// What the metadata store keeps. It survives everything, and is asked and changed at once.
-#[derive(Debug)]
-pub(crate) struct Metadata {
-    pub(crate) epoch: u32,
-    pub(crate) stores: Vec<StoreState>,
-}
-
-impl Metadata {
-    fn step(
-        &mut self,
-        member: usize,
-        judge: impl Fn(ReplicaId, &StoreState) -> Result<Step, identity::IdentityRefusal>,
-    ) -> Result<(), OpenFailure> {
-        match judge(replica_id(member), &self.stores[member]) {
-            Ok(Step::Write(state)) => self.stores[member] = state,
-            Ok(Step::Done) => {}
-            Err(refusal) => return Err(OpenFailure::Refused(refusal.to_string())),
-        }
-        Ok(())
-    }
-}
-
 pub(crate) fn replica_id(member: usize) -> ReplicaId {
     ReplicaId(member as u32 + 1)
+}
+
+/// Which replica this is.
+pub(crate) fn member_of(id: ReplicaId) -> usize {
+    id.0 as usize - 1
 }
 
 /// Work of a store that another thread has not done yet.
@@ -75,6 +59,8 @@ pub(crate) struct Member {
     /// The newest incarnation that it was asked to seal to, and whether it has.
     pub(crate) sealing: Option<Incarnation>,
     pub(crate) follows: Option<Incarnation>,
+    /// It was told to learn when its log ended here, and no view that it is in has committed behind that: it serves nobody.
+    pub(crate) outside: Option<u64>,
 }
 
 /// How far the opening of a store is.
@@ -124,6 +110,10 @@ pub(crate) struct Machine {
     pub(crate) process: Process,
     /// The medium will fail, and the power with it.
     pub(crate) armed: bool,
+    /// It is not started before this event.
+    pub(crate) down_until: u64,
+    /// It stands still until this event.
+    pub(crate) still_until: u64,
     /// How often the store was opened.
     pub(crate) opened: u64,
     /// A copy from an earlier opening: how often the store was opened then.
@@ -139,7 +129,20 @@ impl Machine {
         let media = SimMedia::new(options.limit_bytes);
         media.set_fences(fences);
         let process = Process::Closed;
-        Self { member, media, ssd, process, armed: false, opened: 0, image: None, aside: None, fences, options }
+        Self {
+            member,
+            media,
+            ssd,
+            process,
+            armed: false,
+            down_until: 0,
+            still_until: 0,
+            opened: 0,
+            image: None,
+            aside: None,
+            fences,
+            options,
+        }
     }
 
     pub(crate) fn up(&self) -> Option<&Member> {
@@ -304,6 +307,7 @@ impl Machine {
             failed: None,
             sealing,
             follows: None,
+            outside: None,
         }));
         Ok(outputs)
     }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use flexlog_sim::{Config, Report, run};
+use flexlog_sim::{Config, Counts, Report, run};
 
 /// Runs the whole cluster under a seeded scheduler, one seed after another, and checks the invariants.
 #[derive(Parser)]
@@ -54,16 +54,15 @@ fn series(arguments: &Arguments, out: &mut impl Write) -> io::Result<u64> {
     let config =
         Config { events: arguments.events, members: arguments.members, faults: !arguments.calm, ..Config::default() };
     let started = Instant::now();
-    let (mut events, mut crashes, mut appends, mut images, mut moves, mut failed, mut done) = (0, 0, 0, 0, 0, 0, 0);
+    let (mut events, mut appends, mut failed, mut done) = (0, 0, 0, 0);
+    let mut counts = Counts::default();
     for seed in arguments.from..arguments.from.saturating_add(arguments.seeds) {
         done += 1;
         match guarded(seed, config) {
             Ok(report) => {
                 events += report.events;
-                crashes += report.crashes;
                 appends += report.acknowledged;
-                images += report.refused_images;
-                moves += report.moves;
+                counts += report.counts;
                 let Some(violation) = report.violation else { continue };
                 writeln!(out, "seed {seed}, event {}: {violation}", report.events)?;
                 if arguments.last > 0 {
@@ -80,12 +79,16 @@ fn series(arguments: &Arguments, out: &mut impl Write) -> io::Result<u64> {
         }
     }
     let seconds = started.elapsed().as_secs_f64().max(0.001);
+    let Counts { faults, crashes, partitions, lost_streams, refused_images, moves, views, added, copies, truncations } =
+        counts;
     writeln!(
         out,
-        "{done} seeds, {failed} failed; {events} events ({:.0}/s), {crashes} crashes ({:.0}/s), {appends} appends \
-         acknowledged, {images} older images refused, {moves} moves to SSD files; {seconds:.1} s",
+        "{done} seeds ({:.1}/s), {failed} failed; {events} events ({:.0}/s), {faults} faults: {crashes} crashes, \
+         {partitions} partitions, {lost_streams} lost streams, {refused_images} older images refused; {appends} appends \
+         acknowledged, {views} view changes, {added} replicas taken in, {copies} copies, {truncations} truncations, \
+         {moves} moves to SSD files; {seconds:.1} s",
+        f64::from(u32::try_from(done).unwrap_or(u32::MAX)) / seconds,
         events as f64 / seconds,
-        crashes as f64 / seconds,
     )?;
     Ok(failed)
 }

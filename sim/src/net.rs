@@ -1,16 +1,18 @@
 //! The network, and the queues inside a process: streams that each keep their order, and no order between streams.
 //!
 //! A message is in the stream that it was put into until it is taken out; a stream can be stalled for a while, and all
-//! that goes to or from someone who is gone can be dropped. A partition is to be a stall of every stream between two
-//! sets of machines: nothing else here needs to know of it.
+//! that goes to or from someone who is gone can be dropped. A partition delays every stream between two sets of
+//! processes, in one direction or both. A stream that was lost takes nothing until its sender has been told so, as the
+//! links of a node have it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use flexlog_protocol::api::{Answer, AppendRequest, Request};
 use flexlog_protocol::peer::{FromParent, Of, PeerMessage, ToLeaf, ToMember, ToParent};
-use flexlog_protocol::{Color, Epoch, SeqNum};
+use flexlog_protocol::{Color, Epoch, Incarnation, SeqNum, View};
 use flexlog_replica::{ConnId, FetchId, Input};
+use flexlog_sequencer::ViewOutcome;
 
 /// From whom to whom. Members are named by their place in the view, leaves and counters by their epoch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -27,6 +29,12 @@ pub(crate) enum Stream {
         leaf: Epoch,
     },
     FromCounter {
+        leaf: Epoch,
+    },
+    ToMetadata {
+        leaf: Epoch,
+    },
+    FromMetadata {
         leaf: Epoch,
     },
     Peer {
@@ -72,6 +80,58 @@ pub(crate) enum Packet {
     Answer(Answer),
     Store(Input),
     Fetch(Fetch),
+    /// A view is to be changed.
+    ChangeView {
+        by: Incarnation,
+        from: View,
+        to: View,
+    },
+    View(ViewOutcome),
+}
+
+/// Some processes, by their bits.
+pub(crate) type Sites = u64;
+
+/// The process of a replica.
+pub(crate) fn replica_site(member: usize) -> Sites {
+    1 << member
+}
+
+/// The process of a leaf.
+pub(crate) fn leaf_site(leaf: Epoch) -> Sites {
+    1 << (16 + leaf.0 % 48)
+}
+
+/// A partition: nothing that goes from `from` to `to` arrives before the event `until`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cut {
+    pub(crate) from: Sites,
+    pub(crate) to: Sites,
+    pub(crate) until: u64,
+}
+
+impl Stream {
+    /// The processes at its ends, where those are two of the cluster's.
+    pub(crate) fn ends(self) -> Option<(Sites, Sites)> {
+        match self {
+            Self::ToMember { leaf, member } => Some((leaf_site(leaf), replica_site(member))),
+            Self::ToLeaf { member, leaf } => Some((replica_site(member), leaf_site(leaf))),
+            Self::Peer { from, to } => Some((replica_site(from), replica_site(to))),
+            _ => None,
+        }
+    }
+
+    /// The replica that takes from it.
+    pub(crate) fn receiver(self) -> Option<usize> {
+        match self {
+            Self::ToMember { member, .. }
+            | Self::Peer { to: member, .. }
+            | Self::Request { member, .. }
+            | Self::Store { member }
+            | Self::Fetch { member } => Some(member),
+            _ => None,
+        }
+    }
 }
 
 /// All streams.
@@ -81,12 +141,20 @@ pub(crate) struct Net {
     streams: BTreeMap<Stream, VecDeque<Packet>>,
     /// Until which event.
     stalled: BTreeMap<Stream, u64>,
+    pub(crate) cuts: Vec<Cut>,
+    /// Metadata takes nothing before this event.
+    pub(crate) away_until: u64,
+    /// Lost, and the sender does not know.
+    lost: BTreeSet<Stream>,
     /// The most messages that any stream ever held.
     pub(crate) longest: usize,
 }
 
 impl Net {
     pub(crate) fn push(&mut self, stream: Stream, packet: Packet) {
+        if self.lost.contains(&stream) {
+            return;
+        }
         let queue = self.streams.entry(stream).or_default();
         queue.push_back(packet);
         self.longest = self.longest.max(queue.len());
@@ -103,7 +171,41 @@ impl Net {
 
     /// The streams that have something to deliver at `event`.
     pub(crate) fn ready(&self, event: u64) -> impl Iterator<Item = Stream> + use<'_> {
-        self.streams.keys().copied().filter(move |stream| self.stalled.get(stream).is_none_or(|until| *until <= event))
+        let stalled = move |stream: &Stream| self.stalled.get(stream).is_some_and(|until| *until > event);
+        let away = move |stream: &Stream| matches!(stream, Stream::ToMetadata { .. }) && self.away_until > event;
+        let here = move |stream: &Stream| !stalled(stream) && !away(stream) && !self.is_cut(*stream, event);
+        self.streams.keys().copied().filter(here)
+    }
+
+    /// Whether a partition is in its way.
+    pub(crate) fn is_cut(&self, stream: Stream, event: u64) -> bool {
+        let Some((from, to)) = stream.ends().filter(|_| !self.cuts.is_empty()) else { return false };
+        self.cuts.iter().any(|cut| cut.until > event && cut.from & from != 0 && cut.to & to != 0)
+    }
+
+    /// What is in it and not among the first `keep` is lost, and so is what comes until the sender is told.
+    pub(crate) fn lose(&mut self, stream: Stream, keep: usize) {
+        self.cut(stream, keep);
+        self.lost.insert(stream);
+    }
+
+    /// The streams that are lost.
+    pub(crate) fn lost(&self) -> impl Iterator<Item = Stream> + use<'_> {
+        self.lost.iter().copied()
+    }
+
+    pub(crate) fn is_lost(&self, stream: Stream) -> bool {
+        self.lost.contains(&stream)
+    }
+
+    /// The sender knows.
+    pub(crate) fn found(&mut self, stream: Stream) {
+        self.lost.remove(&stream);
+    }
+
+    /// The streams that have something in them, or may have.
+    pub(crate) fn streams(&self) -> impl Iterator<Item = Stream> + use<'_> {
+        self.streams.keys().copied()
     }
 
     /// Nothing comes out of `stream` before the event `until`.
@@ -113,6 +215,8 @@ impl Net {
 
     pub(crate) fn end_stalls(&mut self) {
         self.stalled.clear();
+        self.cuts.clear();
+        self.away_until = 0;
     }
 
     /// Keeps only the first `keep` messages of a stream.
@@ -133,6 +237,7 @@ impl Net {
     pub(crate) fn drop_streams(&mut self, gone: impl Fn(Stream) -> bool) {
         self.streams.retain(|stream, _| !gone(*stream));
         self.stalled.retain(|stream, _| !gone(*stream));
+        self.lost.retain(|stream| !gone(*stream));
     }
 }
 

@@ -105,7 +105,7 @@ impl Reader {
         if self.asked.len() + self.subscriptions.len() >= MOST_OPEN {
             return Wish::Nothing;
         }
-        let (color, member) = (world.color(), world.member());
+        let (color, member) = (world.color(), world.replica());
         let number = draw_number(color, world);
         match world.chooser.below(20) {
             0..=6 => self.ask(conn, member, color, Question::Read(number), world),

@@ -3,19 +3,20 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use flexlog_protocol::api::{Answer, Request};
+use flexlog_protocol::api::{Answer, AppendRefusal, Request};
 use flexlog_protocol::media::{LogStore, StoreError};
 use flexlog_protocol::peer::{FromParent, Of, PeerMessage, Staged, ToLeaf, ToMember, ToParent};
-use flexlog_protocol::{Body, Entry, Epoch, SeqNum};
+use flexlog_protocol::{Body, Entry, Epoch, Lsn, ReplicaId, SeqNum};
 use flexlog_replica::{Input, Output, Persist};
-use flexlog_sequencer::tree;
+use flexlog_sequencer::{StopReason, ViewOutcome, tree};
 
 use crate::bug::Bug;
 use crate::invariants::{
     Violation, i01_one_number_one_record as i01, i02_on_every_member as i02, i09_old_incarnations as i09, i12_bounds,
+    outside,
 };
 use crate::ledger::Write;
-use crate::machine::{Job, SHARD, replica_id};
+use crate::machine::{Job, SHARD, member_of, replica_id};
 use crate::net::{Fetch, Packet, Stream};
 use crate::world::{Owner, World};
 
@@ -46,6 +47,8 @@ impl World {
                     None => Ok(()),
                 }
             }
+            (Stream::ToMetadata { .. }, packet @ Packet::ChangeView { .. }) => self.change_view(stream, packet),
+            (Stream::FromMetadata { leaf }, Packet::View(outcome)) => self.view_decided(leaf, outcome),
             (Stream::Peer { from, to }, Packet::Peer(message)) => {
                 self.member_input(to, Input::Peer { from: replica_id(from), message })
             }
@@ -54,8 +57,8 @@ impl World {
                 self.member_input(member, Input::Disconnected(conn))
             }
             (Stream::Request { conn, member }, _) if self.member(member).is_none() => {
-                // Nobody is there to talk to.
-                if self.conns.contains_key(&conn) {
+                // Nobody is there to talk to. A client has other members, and goes on.
+                if matches!(self.conns.get(&conn), Some(Owner::Reader(_))) {
                     self.disconnect(conn);
                 }
                 Ok(())
@@ -75,7 +78,8 @@ impl World {
                         !matches!(output, Output::Answer { answer: Answer::AppendRefused { .. }, .. })
                     });
                 }
-                if self.member(member).is_some_and(|member| member.failed.is_none()) {
+                // One that is outside knows nothing of sessions.
+                if self.member(member).is_some_and(|member| member.failed.is_none() && member.outside.is_none()) {
                     i12_bounds::told(&self.history, member, &request, &outputs)?;
                 }
                 self.route_member(member, outputs)
@@ -107,7 +111,7 @@ impl World {
         match self.conns.get(&conn) {
             Some(Owner::Client(at)) => {
                 let before = self.history.acknowledged;
-                let broken = self.broken_stores;
+                let broken = self.ever_broken;
                 self.clients[*at].answer(member, answer, broken, &mut self.history)?;
                 if self.history.acknowledged > before && self.is_bug(Bug::ReportedAgain) {
                     self.report_again();
@@ -172,6 +176,12 @@ impl World {
             of.leaf = follows;
         }
         if heeded {
+            if let ToMember::Learn { from, .. } = &of.message
+                && *from != replica_id(at)
+            {
+                let since = self.history.committed.len() as u64;
+                self.machines[at].up_mut().into_iter().for_each(|member| member.outside = Some(since));
+            }
             return self.member_input(at, Input::Leaf(of));
         }
         let before = self.member(at).map(|member| member.replica.summary());
@@ -243,6 +253,7 @@ impl World {
                 Output::ToLeaf(of) => self.member_says(at, of)?,
                 Output::ToPeer { to, message } => self.push_peer(at, to, message),
                 Output::Answer { to, answer } => {
+                    self.check_answer(at, &answer)?;
                     if self.conns.contains_key(&to) {
                         self.push(Stream::Answer { member: at, conn: to }, Packet::Answer(answer));
                     }
@@ -258,7 +269,31 @@ impl World {
         Ok(())
     }
 
-    fn push_peer(&mut self, from: usize, to: flexlog_protocol::ReplicaId, message: PeerMessage) {
+    /// One that is outside serves nobody, and no member denies a session that is open.
+    fn check_answer(&mut self, at: usize, answer: &Answer) -> Result<(), Violation> {
+        let Some(member) = self.machines[at].up_mut() else { return Ok(()) };
+        if let Some(since) = member.outside {
+            let (from, upto) = (since as usize, member.replica.commit().0 as usize);
+            let log = &self.history.ledgers[at].log;
+            let lets_in = |entry: &Arc<Entry>| match &entry.body {
+                Body::NewView(view) => view.members.contains(&replica_id(at)),
+                _ => false,
+            };
+            if log.get(from..upto.min(log.len())).is_some_and(|entries| entries.iter().any(lets_in)) {
+                member.outside = None;
+            }
+        }
+        outside::answers(at, member.outside.is_some(), answer)?;
+        if let Answer::AppendRefused { token, why: AppendRefusal::SessionExpired, .. } = answer
+            && self.history.view.contains(&at)
+        {
+            let closed = self.history.sessions.get(&token.session).is_none_or(|session| session.closed);
+            return outside::denies(at, *token, closed);
+        }
+        Ok(())
+    }
+
+    fn push_peer(&mut self, from: usize, to: ReplicaId, message: PeerMessage) {
         if let Some(to) = (0..self.machines.len()).find(|at| replica_id(*at) == to) {
             self.push(Stream::Peer { from, to }, Packet::Peer(message));
         }
@@ -274,13 +309,13 @@ impl World {
             }
             ToLeaf::Persisted(list) => i02::reports_staged(&self.history, at, list)?,
             ToLeaf::Acked(lsn) => i02::acknowledges(&self.history, at, *lsn)?,
+            ToLeaf::Learned { upto } => i02::has_all(&self.history, at, *upto)?,
             ToLeaf::OpenSession { .. }
             | ToLeaf::CloseSession { .. }
             | ToLeaf::Trim { .. }
             | ToLeaf::TailAsk { .. }
             | ToLeaf::Confirmed { .. }
-            | ToLeaf::Learning
-            | ToLeaf::Learned { .. } => {}
+            | ToLeaf::Learning => {}
         }
         self.push(Stream::ToLeaf { member: at, leaf: of.leaf.epoch }, Packet::ToLeaf(of));
         Ok(())
@@ -301,21 +336,21 @@ impl World {
     // ---- stores ----
 
     fn write(&mut self, at: usize, what: Persist) -> Result<(), Violation> {
-        let without_fence = self.is_bug(Bug::SealWithoutFence);
+        let unwritten = match &what {
+            Persist::Fence(_) => self.is_bug(Bug::SealWithoutFence),
+            Persist::Copy { .. } => self.is_bug(Bug::LosesCopies),
+            Persist::Truncate { .. } => self.is_bug(Bug::NotTruncated),
+            _ => false,
+        };
         let Some(member) = self.machines[at].up_mut() else { return Ok(()) };
         member.written += 1;
         member.may_have_work = true;
-        if member.failed.is_some() {
-            self.history.ledgers[at].note(Write::Nothing);
-            return Ok(());
+        if member.failed.is_some() || unwritten {
+            return self.history.writes(at, Write::Nothing);
         }
         let result = match &what {
             Persist::Stage(append) => member.store.stage(append),
             Persist::Entry(entry) => member.store.append(entry),
-            Persist::Fence(_) if without_fence => {
-                self.history.ledgers[at].note(Write::Nothing);
-                return Ok(());
-            }
             Persist::Fence(incarnation) => member.store.seal(*incarnation),
             Persist::Copy { color, first, records } => member.store.copy(*color, *first, records),
             Persist::Truncate { upto, entries } => member.store.truncate(*upto, entries),
@@ -326,17 +361,24 @@ impl World {
         };
         let full = matches!(result, Err(StoreError::Full { .. }));
         let stage = if let Persist::Stage(append) = &what { Some(append.token()) } else { None };
-        let checkpoint = matches!(what, Persist::Checkpoint { .. });
+        let (checkpoint, copy) = (matches!(what, Persist::Checkpoint { .. }), matches!(what, Persist::Copy { .. }));
+        self.counts.copies += u64::from(copy && !full);
+        self.counts.truncations += u64::from(matches!(what, Persist::Truncate { .. }));
         // Where the medium failed a part of it may be there.
-        self.history.ledgers[at].note(match what {
-            _ if full && (stage.is_some() || checkpoint) => Write::Nothing,
+        let write = match what {
+            _ if full && (stage.is_some() || checkpoint || copy) => Write::Nothing,
             Persist::Stage(append) => Write::Stage(append),
             Persist::Entry(entry) => Write::Entry(entry),
             Persist::Fence(incarnation) => Write::Fence(incarnation),
             Persist::Checkpoint { upto, state } => Write::Checkpoint(upto, state),
-            // The view never changes here, so nobody has to catch up.
-            Persist::Copy { .. } | Persist::Truncate { .. } => Write::Nothing,
-        });
+            Persist::Copy { color, first, records } => {
+                let counters = first.counter()..;
+                let numbers = records.iter().zip(counters).map(|(_, at)| (color, SeqNum::new(first.epoch(), at)));
+                Write::Copy(numbers.collect())
+            }
+            Persist::Truncate { upto, .. } => Write::Truncate(upto),
+        };
+        self.history.writes(at, write)?;
         match (result, stage) {
             (Ok(()), _) => {
                 if self.is_bug(Bug::DurableBeforeFence) {
@@ -350,6 +392,10 @@ impl World {
                 self.push(Stream::Store { member: at }, Packet::Store(Input::StageRefused(token)));
                 Ok(())
             }
+            (Err(StoreError::Full { .. }), None) if copy => {
+                self.push(Stream::Store { member: at }, Packet::Store(Input::CopyRefused));
+                Ok(())
+            }
             (Err(StoreError::Full { .. }), None) if checkpoint => Ok(()),
             (Err(error), _) => self.store_failed(at, &error.to_string()),
         }
@@ -361,7 +407,7 @@ impl World {
         }
         if self.chooser.one_in(4) {
             // Only the medium is broken.
-            self.broken_stores = true;
+            (self.broken_stores, self.ever_broken) = (true, true);
             if let Some(member) = self.machines[at].up_mut()
                 && member.failed.is_none()
             {
@@ -381,7 +427,7 @@ impl World {
         if let Some(Job(work)) = member.job.take() {
             let before = member.store.usage().ssd_records;
             work();
-            self.moves += u64::from(member.store.usage().ssd_records > before);
+            self.counts.moves += u64::from(member.store.usage().ssd_records > before);
             member.may_have_work = true;
             return Ok(());
         }
@@ -448,11 +494,11 @@ impl World {
 
     // ---- leaves and counters ----
 
-    fn sequencer(&self, leaf: Epoch) -> Option<usize> {
+    pub(crate) fn sequencer(&self, leaf: Epoch) -> Option<usize> {
         self.sequencers.iter().position(|sequencer| sequencer.incarnation.epoch == leaf)
     }
 
-    fn deliver_to_leaf(&mut self, at: usize, leaf: Epoch, of: Of<ToLeaf>) -> Result<(), Violation> {
+    fn deliver_to_leaf(&mut self, at: usize, leaf: Epoch, mut of: Of<ToLeaf>) -> Result<(), Violation> {
         let from = replica_id(at);
         // In one process every message goes to the leaf that is there now; it must see that it is not meant.
         for other in 0..self.sequencers.len() {
@@ -473,7 +519,37 @@ impl World {
             let input = flexlog_sequencer::Input::Member { from: replica_id(2), message: of.clone() };
             self.leaf_input(sequencer, input)?;
         }
+        for from in self.forged(sequencer, from, &of.message) {
+            let input = flexlog_sequencer::Input::Member { from, message: of.clone() };
+            self.leaf_input(sequencer, input)?;
+        }
+        if self.is_bug(Bug::ReportsCutShort)
+            && let ToLeaf::Sealed(report) = &mut of.message
+            && report.entries.pop().is_some()
+        {
+            let before = Lsn(report.last.1.0 - 1);
+            let ledger = &self.history.ledgers[at];
+            let epoch = before.0.checked_sub(1).and_then(|at| ledger.log.get(at as usize)).map(|entry| entry.epoch);
+            report.last = (epoch.unwrap_or_default(), before);
+        }
         self.leaf_input(sequencer, flexlog_sequencer::Input::Member { from, message: of })
+    }
+
+    /// Planted faults: as whose messages a leaf hears what a member says, besides.
+    fn forged(&self, at: usize, from: ReplicaId, message: &ToLeaf) -> Vec<ReplicaId> {
+        let status = self.sequencers[at].leaf.status();
+        let members = match message {
+            ToLeaf::Persisted(_) if self.is_bug(Bug::AskedAfterOne) => self.sequencers[at].in_force(),
+            ToLeaf::Acked(_) if self.is_bug(Bug::CommittedByOne) => self.sequencers[at].in_force(),
+            ToLeaf::Acked(_) if self.is_bug(Bug::NumbersBeforeNewView) && status.phase == "recovering" => {
+                self.sequencers[at].in_force()
+            }
+            ToLeaf::Acked(_) if self.is_bug(Bug::JoinsEarly) => {
+                return status.learner.into_iter().filter(|learner| *learner != from).collect();
+            }
+            _ => Vec::new(),
+        };
+        members.into_iter().map(replica_id).filter(|member| *member != from).collect()
     }
 
     fn deliver_to_counter(&mut self, leaf: Epoch, message: ToParent) {
@@ -540,9 +616,10 @@ impl World {
                         && !self.is_deposed(at)
                     {
                         let sequencer = &mut self.sequencers[at];
+                        let members = sequencer.in_force();
                         let outstanding = sequencer.outstanding.entry(*color).or_default();
                         *outstanding += u64::from(*count);
-                        i02::asks(&self.history, *color, *outstanding, &sequencer.numbered)?;
+                        i02::asks(&self.history, &members, *color, *outstanding, &sequencer.numbered)?;
                     }
                     self.push(Stream::ToCounter { leaf }, Packet::ToCounter(message));
                 }
@@ -557,16 +634,59 @@ impl World {
                     let counter = self.sequencers[at].counter.take();
                     self.sequencers[at].counter = counter.map(|counter| counter.with_limit(limit));
                 }
-                Output::ChangeView { .. } => {
-                    self.stopped(
-                        &format!("the leaf of epoch {leaf}"),
-                        "it wants another view, which never changes here",
-                    )?;
+                Output::ChangeView { from, to } => {
+                    self.sequencers[at].doubt = Some(to.clone());
+                    let wanted = Packet::ChangeView { by: incarnation, from, to };
+                    self.push(Stream::ToMetadata { leaf }, wanted);
                 }
+                Output::Stopped(StopReason::Deposed) => self.sequencers[at].over = true,
+                // One that is replaced may find anything.
+                Output::Stopped(_) if self.metadata.holder != Some(incarnation) => self.sequencers[at].over = true,
                 Output::Stopped(reason) => self.stopped(&format!("the leaf of epoch {leaf}"), &reason.to_string())?,
             }
         }
         Ok(())
+    }
+
+    /// Metadata is asked to change the view. Whoever asks does so again until it has an answer.
+    fn change_view(&mut self, stream: Stream, packet: Packet) -> Result<(), Violation> {
+        let (Stream::ToMetadata { leaf }, Packet::ChangeView { by, from, to }) = (stream, packet.clone()) else {
+            return Ok(());
+        };
+        let asks = self.sequencer(leaf).is_some();
+        if asks && self.chooser.one_in(8) {
+            self.push(stream, packet);
+            return Ok(());
+        }
+        let before = self.metadata.view.number;
+        let always = self.is_bug(Bug::ViewWithoutCondition);
+        let outcome = self.metadata.change_view(by, &from, &to, always);
+        if self.metadata.view.number != before {
+            self.counts.views += 1;
+            self.counts.added += u64::from(to.members.len() > from.members.len());
+            self.history.set_view(to.members.iter().map(|id| member_of(*id)).collect())?;
+        }
+        if asks && self.chooser.one_in(4) {
+            self.push(stream, packet);
+        } else if asks {
+            self.push(Stream::FromMetadata { leaf }, Packet::View(outcome));
+        }
+        Ok(())
+    }
+
+    fn view_decided(&mut self, leaf: Epoch, outcome: ViewOutcome) -> Result<(), Violation> {
+        let Some(at) = self.sequencer(leaf) else { return Ok(()) };
+        let sequencer = &mut self.sequencers[at];
+        if let Some(to) = sequencer.doubt.take()
+            && outcome == ViewOutcome::Applied
+        {
+            let before = &sequencer.leaf.view().members;
+            let joined = to.members.iter().filter(|id| !before.contains(id)).map(|id| member_of(*id));
+            sequencer.joined.extend(joined);
+        }
+        self.leaf_input(at, flexlog_sequencer::Input::View(outcome))?;
+        // A member that was dropped may be within reach all along.
+        if self.is_bug(Bug::DroppedStaysOut) { Ok(()) } else { self.tell_reached(at) }
     }
 
     /// Whether some member refuses what this leaf says: then it gets nothing committed, whatever it does.
@@ -578,6 +698,10 @@ impl World {
     /// A leaf sends entries: looks at those that it wrote itself and sends for the first time.
     fn leaf_writes(&mut self, at: usize, entries: &[Arc<Entry>]) -> Result<(), Violation> {
         let deposed = self.is_deposed(at);
+        let members = self.sequencers[at].in_force();
+        // Who came later gets the records of what was asked for before by itself.
+        let joined = &self.sequencers[at].joined;
+        let since: Vec<usize> = members.iter().copied().filter(|member| !joined.contains(member)).collect();
         for entry in entries {
             let sequencer = &mut self.sequencers[at];
             if entry.epoch != sequencer.incarnation.epoch || entry.lsn <= sequencer.seen {
@@ -589,9 +713,9 @@ impl World {
                     for run in runs {
                         for (token, first) in run.each() {
                             if !deposed {
-                                i01::has_no_number(&self.history, token, first)?;
+                                i01::has_no_number(&self.history, &members, token, first)?;
                             }
-                            i02::numbers(&self.history, token)?;
+                            i02::numbers(&self.history, &since, token)?;
                             sequencer.numbered.insert(token);
                         }
                         let outstanding = sequencer.outstanding.entry(run.color).or_default();

@@ -14,19 +14,20 @@ use flexlog_protocol::{Color, Epoch, Incarnation, Lsn, Position, SeqNum, Time, T
 use flexlog_replica::ConnId;
 use flexlog_sequencer::{Leaf, Sequencer as Counter};
 use flexlog_storage_pm::Options;
-use flexlog_storage_pm::device::Fences;
 use flexlog_storage_pm::ssd::SimFolder;
 use flexlog_tree_config::StoreState;
 
 use crate::bug::Bug;
 use crate::client::{Client, Outside, Wish};
+use crate::faults::{Fault, Kind};
 use crate::history::History;
 use crate::invariants::{Violation, i10_recovery, i12_bounds, liveness};
-use crate::machine::{Machine, Member, Metadata, OpenFailure, Opened, replica_id};
+use crate::machine::{Machine, Member, OpenFailure, Opened, member_of, replica_id};
+use crate::metadata::Metadata;
 use crate::net::{Net, Stream};
 use crate::readers::Reader;
 use crate::schedule::Chooser;
-use crate::{Config, Report};
+use crate::{Config, Counts, Report};
 
 /// Bytes of an area before its segments, at most.
 const HEAD: u64 = 64 << 10;
@@ -46,27 +47,20 @@ pub(crate) enum Action {
     Work(usize),
     Open(usize),
     Claim,
+    Lead,
     Retire,
+    /// The sender of a stream is told that it was lost.
+    Notice(Stream),
+    /// A leaf is told that a replica is within reach.
+    Reach(Epoch, usize),
+    /// A replica is told that another process leads.
+    LeafReplaced(usize),
+    /// A process whose store failed is started again.
+    Restart(usize),
     PassTime,
     Client(usize),
     Reader(usize),
     Fault(Fault),
-}
-
-/// One thing that can go wrong.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Fault {
-    PowerCut,
-    PowerCutAndOlderImage,
-    Kill,
-    PowerCutOne,
-    KillOne,
-    LeafDies,
-    ClaimAgain,
-    Stall,
-    BreakMedium,
-    LongIdle,
-    LoseConnection,
 }
 
 /// A process that leads the shard and owns its colors, or believes so.
@@ -79,6 +73,23 @@ pub(crate) struct Sequencer {
     /// The tokens that it gave numbers to, and how far its entries were looked at.
     pub(crate) numbered: BTreeSet<Token>,
     pub(crate) seen: Lsn,
+    /// The change of view that it asked for, until it knows what became of it.
+    pub(crate) doubt: Option<View>,
+    /// The replicas that were taken in since it leads.
+    pub(crate) joined: BTreeSet<usize>,
+    /// It knows that another one holds the position.
+    pub(crate) over: bool,
+}
+
+impl Sequencer {
+    /// The replicas in the views in force.
+    pub(crate) fn in_force(&self) -> Vec<usize> {
+        let mut members: Vec<usize> = self.leaf.view().members.iter().map(|id| member_of(*id)).collect();
+        members.extend(self.doubt.iter().flat_map(|view| &view.members).map(|id| member_of(*id)));
+        members.sort_unstable();
+        members.dedup();
+        members
+    }
 }
 
 /// Who is at the other end of a connection.
@@ -86,18 +97,6 @@ pub(crate) struct Sequencer {
 pub(crate) enum Owner {
     Client(usize),
     Reader(usize),
-}
-
-/// How a run is: drawn once, so that runs differ in kind.
-#[derive(Debug)]
-pub(crate) struct Kind {
-    pub(crate) fences: Fences,
-    pub(crate) numbers_per_epoch: u32,
-    pub(crate) colors: u64,
-    pub(crate) payload: u64,
-    /// A fault comes once in so many events.
-    pub(crate) fault_every: u64,
-    faults: Vec<(Fault, u64)>,
 }
 
 /// See the module.
@@ -117,13 +116,19 @@ pub(crate) struct World {
     pub(crate) conns: BTreeMap<ConnId, Owner>,
     next_conn: u64,
     pub(crate) needs_claim: bool,
+    /// Claimed, and not led yet.
+    pub(crate) claimed: Option<Incarnation>,
+    /// Whom leaves are to be told to be within reach.
+    pub(crate) reach: BTreeSet<(Epoch, usize)>,
+    /// Replicas that are to be told of another leaf's process.
+    pub(crate) replaced: BTreeSet<usize>,
     /// A medium failed as it was told to: the power goes before anything else happens.
     pub(crate) power_fails: bool,
     /// A medium failed and the power stays.
     pub(crate) broken_stores: bool,
-    pub(crate) crashes: u64,
-    pub(crate) refused_images: u64,
-    pub(crate) moves: u64,
+    /// That was so at some time.
+    pub(crate) ever_broken: bool,
+    pub(crate) counts: Counts,
     pub(crate) lines: VecDeque<String>,
     options: Vec<(Action, u64)>,
 }
@@ -152,7 +157,9 @@ impl World {
             folder
         };
         let machine = |member| Machine::new(member, kind.fences, options, tiered.then(ssd));
-        let machines = (0..config.members).map(machine).collect();
+        let replicas = config.members + kind.outside;
+        let machines = (0..replicas).map(machine).collect();
+        let view = View { number: ViewNumber(1), members: (0..config.members).map(replica_id).collect() };
         let clients = (0..chooser.between(1, 5))
             .map(|_| Client::new(chooser.between(1, 8) as usize, chooser.one_in(8)))
             .collect();
@@ -162,21 +169,23 @@ impl World {
             kind,
             chooser,
             now: Time(0),
-            history: History::new(config.members),
+            history: History::new(replicas, config.members),
             net: Net::default(),
             machines,
-            metadata: Metadata { epoch: 0, stores: vec![StoreState::Fresh; config.members] },
+            metadata: Metadata { epoch: 0, holder: None, view, stores: vec![StoreState::Fresh; replicas] },
             sequencers: Vec::new(),
             clients,
             readers,
             conns: BTreeMap::new(),
             next_conn: 0,
             needs_claim: true,
+            claimed: None,
+            reach: BTreeSet::new(),
+            replaced: BTreeSet::new(),
             power_fails: false,
             broken_stores: false,
-            crashes: 0,
-            refused_images: 0,
-            moves: 0,
+            ever_broken: false,
+            counts: Counts::default(),
             lines: VecDeque::new(),
             options: Vec::new(),
         }
@@ -194,11 +203,9 @@ impl World {
         Report {
             trace: self.chooser.trace(),
             events: self.history.event,
-            crashes: self.crashes,
             acknowledged: self.history.acknowledged,
             committed: self.history.committed.len() as u64,
-            refused_images: self.refused_images,
-            moves: self.moves,
+            counts: self.counts,
             violation,
             last_events: self.lines.iter().cloned().collect(),
         }
@@ -227,6 +234,7 @@ impl World {
         {
             return self.act(Action::Fault(fault));
         }
+        self.end_cuts();
         let mut options = std::mem::take(&mut self.options);
         options.clear();
         self.inner_options(&mut options);
@@ -253,23 +261,37 @@ impl World {
 
     /// What the cluster has to do by itself.
     pub(crate) fn inner_options(&self, options: &mut Vec<(Action, u64)>) {
-        options.extend(self.net.ready(self.history.event).map(|stream| (Action::Deliver(stream), 6)));
+        let event = self.history.event;
+        let takes = |stream: &Stream| self.takes(*stream);
+        options.extend(self.net.ready(event).filter(takes).map(|stream| (Action::Deliver(stream), 6)));
+        self.link_options(options);
         let serving = self.sequencers.last().is_some_and(|sequencer| sequencer.leaf.status().phase == "serving");
+        let away = self.net.away_until > event;
         for (at, machine) in self.machines.iter().enumerate() {
+            if machine.still_until > event {
+                continue;
+            }
             let Some(member) = machine.up() else {
-                options.push((Action::Open(at), 6));
+                if machine.down_until <= event && !away {
+                    options.push((Action::Open(at), 6));
+                }
                 continue;
             };
             if member.replica.next_deadline().is_some_and(|at| at <= self.now) {
                 options.push((Action::TickMember(at), 4));
             }
             if member.failed.is_some() {
+                options.push((Action::Restart(at), 1));
                 continue;
             }
             match member.fence {
                 Some(_) => options.push((Action::FinishFence(at), 4)),
                 None if member.written > member.covered => options.push((Action::StartFence(at), 5)),
-                None if serving && !member.checkpointing && member.store.checkpoint_wanted() => {
+                None if serving
+                    && member.replica.is_led()
+                    && !member.checkpointing
+                    && member.store.checkpoint_wanted() =>
+                {
                     options.push((Action::Checkpoint(at), 4));
                 }
                 None => {}
@@ -279,8 +301,10 @@ impl World {
                 options.push((Action::Work(at), 2));
             }
         }
-        if self.needs_claim && self.machines.iter().all(|machine| machine.up().is_some()) {
-            options.push((Action::Claim, 6));
+        match self.claimed {
+            Some(_) if !away => options.push((Action::Lead, 4)),
+            None if !away && (self.needs_claim || self.sequencers.is_empty()) => options.push((Action::Claim, 4)),
+            _ => {}
         }
     }
 
@@ -299,8 +323,16 @@ impl World {
             Action::Checkpoint(at) => self.want_checkpoint(at),
             Action::Work(at) => self.work(at)?,
             Action::Open(at) => self.open_step(at)?,
-            Action::Claim => self.claim()?,
-            Action::Retire => _ = self.sequencers.remove(0),
+            Action::Claim => self.claim(),
+            Action::Lead => self.lead()?,
+            Action::Retire => self.retire(0),
+            Action::Notice(stream) => self.notice(stream)?,
+            Action::Reach(leaf, member) => self.reached(leaf, member)?,
+            Action::LeafReplaced(at) => {
+                self.replaced.remove(&at);
+                self.member_input(at, flexlog_replica::Input::LeafReplaced(Position(0)))?;
+            }
+            Action::Restart(at) => self.end_one(at, true)?,
             Action::PassTime => {
                 let micros = self.chooser.between(1, 20_000);
                 self.now = self.now.after(micros);
@@ -312,7 +344,19 @@ impl World {
         if std::mem::take(&mut self.power_fails) {
             self.power_cut();
         }
+        while let Some(at) = self.sequencers.iter().position(|sequencer| sequencer.over) {
+            self.retire(at);
+        }
         Ok(())
+    }
+
+    /// The process of a leaf is gone.
+    pub(crate) fn retire(&mut self, at: usize) {
+        let leaf = self.sequencers.remove(at).incarnation.epoch;
+        self.reach.retain(|(of, _)| *of != leaf);
+        self.net.drop_streams(
+            |stream| matches!(stream, Stream::ToCounter { leaf: of } | Stream::FromCounter { leaf: of } if of == leaf),
+        );
     }
 
     pub(crate) fn outside(&mut self) -> Outside<'_> {
@@ -369,7 +413,7 @@ impl World {
         self.forget_connection(conn);
     }
 
-    fn forget_connection(&mut self, conn: ConnId) {
+    pub(crate) fn forget_connection(&mut self, conn: ConnId) {
         match self.conns.remove(&conn) {
             Some(Owner::Client(at)) => self.clients[at].disconnected(),
             Some(Owner::Reader(at)) => self.readers[at].disconnected(),
@@ -377,8 +421,10 @@ impl World {
         }
     }
 
-    fn disconnect_all(&mut self) {
-        let conns: Vec<ConnId> = self.conns.keys().copied().collect();
+    /// Readers lose their connections.
+    pub(crate) fn disconnect_readers(&mut self) {
+        let readers = self.conns.iter().filter(|(_, owner)| matches!(owner, Owner::Reader(_)));
+        let conns: Vec<ConnId> = readers.map(|(conn, _)| *conn).collect();
         conns.into_iter().for_each(|conn| self.disconnect(conn));
     }
 
@@ -403,12 +449,12 @@ impl World {
                 if let Some(member) = self.machines[at].up() {
                     i10_recovery::reads_back(&self.history, at, &member.store)?;
                 }
-                self.needs_claim = true;
+                self.comes_up(at);
                 Ok(())
             }
             Err(OpenFailure::Refused(_)) if machine.aside.is_some() => {
                 machine.swap_out_image();
-                self.refused_images += 1;
+                self.counts.refused_images += 1;
                 Ok(())
             }
             Err(_) if machine.armed => {
@@ -419,14 +465,22 @@ impl World {
         }
     }
 
-    fn claim(&mut self) -> Result<(), Violation> {
+    /// A process claims the position: from now on metadata does what that one wants and no other.
+    fn claim(&mut self) {
         self.needs_claim = false;
         self.metadata.epoch += 1;
         let epoch = Epoch(self.metadata.epoch);
         let incarnation = Incarnation { position: Position(0), epoch, uuid: self.chooser.uuid() };
-        let members = (0..self.machines.len()).map(replica_id).collect();
-        let view = View { number: ViewNumber(1), members };
-        let mut leaf = Leaf::new(incarnation, crate::machine::SHARD, view);
+        self.metadata.holder = Some(incarnation);
+        self.claimed = Some(incarnation);
+    }
+
+    /// Whoever claimed the position starts with the view that metadata has.
+    fn lead(&mut self) -> Result<(), Violation> {
+        let Some(incarnation) = self.claimed.take() else { return Ok(()) };
+        let (min_view, timeout) = (self.kind.min_view, self.kind.replica_timeout);
+        let view = self.metadata.view.clone();
+        let mut leaf = Leaf::new(incarnation, crate::machine::SHARD, view).with_views(min_view, timeout);
         let mut out = Vec::new();
         leaf.start(self.now, &mut out);
         let mut counter = Counter::new(incarnation, true, &[Child::Shard(crate::machine::SHARD)]);
@@ -439,126 +493,18 @@ impl World {
             outstanding: BTreeMap::new(),
             numbered: BTreeSet::new(),
             seen: Lsn(0),
+            doubt: None,
+            joined: BTreeSet::new(),
+            over: false,
         });
         if self.sequencers.len() > 2 {
-            self.sequencers.remove(0);
+            self.retire(0);
         }
-        self.route_counter(self.sequencers.len() - 1, counter_out);
-        self.route_leaf(self.sequencers.len() - 1, out)
-    }
-
-    // ---- faults ----
-
-    fn fault(&mut self, fault: Fault) -> Result<(), Violation> {
-        match fault {
-            Fault::PowerCut => self.power_cut(),
-            Fault::PowerCutAndOlderImage => {
-                self.power_cut();
-                let at = self.chooser.below(self.machines.len() as u64) as usize;
-                self.machines[at].swap_in_image();
-            }
-            Fault::Kill => self.kill()?,
-            Fault::PowerCutOne | Fault::KillOne => {
-                let at = self.chooser.below(self.machines.len() as u64) as usize;
-                self.end_one(at, fault == Fault::KillOne)?;
-            }
-            Fault::LeafDies => {
-                if self.sequencers.pop().is_some() {
-                    self.needs_claim = true;
-                }
-            }
-            Fault::ClaimAgain => self.needs_claim = true,
-            Fault::Stall => {
-                let streams: Vec<_> = self.net.ready(self.history.event).map(|stream| (stream, 1)).collect();
-                if let Some(stream) = self.chooser.weighted(&streams) {
-                    let until = self.history.event + self.chooser.between(10, 300);
-                    self.net.stall(stream, until);
-                }
-            }
-            Fault::BreakMedium => {
-                let at = self.chooser.below(self.machines.len() as u64) as usize;
-                if !self.machines[at].armed {
-                    self.machines[at].armed = true;
-                    let machine = &self.machines[at];
-                    match (self.chooser.below(7), &machine.ssd) {
-                        (n @ (0 | 1), _) => machine.media.fail_fence(n + 1),
-                        (5, Some(ssd)) => ssd.fail_sync(self.chooser.between(1, 4)),
-                        (6, Some(ssd)) => ssd.fail_append(self.chooser.between(1, 4)),
-                        (n, _) => machine.media.fail_write(n - 1),
-                    }
-                }
-            }
-            Fault::LongIdle => self.now = self.now.after(flexlog_protocol::limits::SESSION_IDLE_MICROS + 1_000_000),
-            Fault::LoseConnection => {
-                let conns: Vec<_> = self.conns.keys().map(|conn| (*conn, 1)).collect();
-                if let Some(conn) = self.chooser.weighted(&conns) {
-                    self.disconnect(conn);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The power is gone everywhere: no process is left, and of what was not fenced any part.
-    pub(crate) fn power_cut(&mut self) {
-        self.crashes += 1;
-        self.end_cluster();
-        for at in 0..self.machines.len() {
-            let seed = self.chooser.draw();
-            // What lies in the place of a medium is not what it was written to.
-            self.machines[at].swap_out_image();
-            self.machines[at].power_cut(seed);
-            self.history.ledgers[at].process_ended();
-        }
-        self.broken_stores = false;
-    }
-
-    /// `kill -9`: no process is left, the media are as written.
-    fn kill(&mut self) -> Result<(), Violation> {
-        self.crashes += 1;
-        self.end_cluster();
-        self.broken_stores = false;
-        (0..self.machines.len()).try_for_each(|at| self.kill_process(at))
-    }
-
-    fn kill_process(&mut self, at: usize) -> Result<(), Violation> {
-        if let Some(upto) = self.machines[at].kill() {
-            self.history.durable_upto(at, upto)?;
-        }
-        self.history.ledgers[at].process_ended();
-        Ok(())
-    }
-
-    /// One machine is gone for a while, and comes back.
-    fn end_one(&mut self, at: usize, kill: bool) -> Result<(), Violation> {
-        self.crashes += 1;
-        if kill {
-            self.kill_process(at)?;
-        } else {
-            let seed = self.chooser.draw();
-            self.machines[at].swap_out_image();
-            self.machines[at].power_cut(seed);
-            self.history.ledgers[at].process_ended();
-        }
-        self.broken_stores = self.machines.iter().any(|m| m.up().is_some_and(|member| member.failed.is_some()));
-        self.net.drop_streams(|stream| match stream {
-            Stream::ToMember { member, .. } | Stream::Request { member, .. } => member == at,
-            Stream::Peer { to, .. } => to == at,
-            Stream::Store { member } | Stream::Fetch { member } => member == at,
-            Stream::ToLeaf { .. } | Stream::ToCounter { .. } | Stream::FromCounter { .. } | Stream::Answer { .. } => {
-                false
-            }
-        });
-        self.disconnect_all();
-        Ok(())
-    }
-
-    fn end_cluster(&mut self) {
-        self.sequencers.clear();
-        self.net.drop_streams(|_| true);
-        let conns: Vec<ConnId> = self.conns.keys().copied().collect();
-        conns.into_iter().for_each(|conn| self.forget_connection(conn));
-        self.needs_claim = true;
+        let at = self.sequencers.len() - 1;
+        self.replaced.extend((0..self.machines.len()).filter(|at| self.machines[*at].up().is_some()));
+        self.route_counter(at, counter_out);
+        self.route_leaf(at, out)?;
+        self.tell_reached(at)
     }
 
     // ---- bounds ----
@@ -586,40 +532,5 @@ impl World {
     /// A core stopped: only a broken medium explains that.
     pub(crate) fn stopped(&self, who: &str, why: &str) -> Result<(), Violation> {
         if self.broken_stores { Ok(()) } else { Err(liveness::stuck(format!("{who} stopped: {why}"))) }
-    }
-}
-
-impl Kind {
-    fn draw(chooser: &mut Chooser, config: Config) -> Self {
-        let all = [
-            (Fault::PowerCut, 4),
-            (Fault::PowerCutAndOlderImage, 1),
-            (Fault::Kill, 3),
-            (Fault::PowerCutOne, 2),
-            (Fault::KillOne, 2),
-            (Fault::LeafDies, 2),
-            (Fault::ClaimAgain, 4),
-            (Fault::Stall, 10),
-            (Fault::BreakMedium, 4),
-            (Fault::LongIdle, 2),
-            (Fault::LoseConnection, 6),
-        ];
-        // A run in which some faults never come goes further in between than one that has all of them.
-        let mut faults: Vec<_> = all.into_iter().filter(|_| !chooser.one_in(4)).collect();
-        let mut fences = if chooser.one_in(3) { Fences::AtOnce } else { Fences::WhenTold };
-        match config.bug {
-            Some(Bug::LyingFences) => fences = Fences::Lying,
-            Some(Bug::OlderImage) => faults.push((Fault::PowerCutAndOlderImage, 6)),
-            _ => {}
-        }
-        Self {
-            fences,
-            numbers_per_epoch: chooser.pick(&[20, 60, SeqNum::MAX_COUNT]),
-            colors: chooser.between(1, 4),
-            payload: chooser.pick(&[64, 200, 600]),
-            // So many in a run, however long it is: a longer run is to go further in between.
-            fault_every: chooser.pick(&[25, 60, 150, 400]) * (config.events / 3000).max(1),
-            faults,
-        }
     }
 }

@@ -26,9 +26,9 @@ fn whole_log_survives_lost_lines() {
     let (mut crashes, mut acknowledged, mut refused) = (0, 0, 0);
     for seed in 1..=400 {
         let report = survives(seed, Config::default());
-        crashes += report.crashes;
+        crashes += report.counts.crashes;
         acknowledged += report.acknowledged;
-        refused += report.refused_images;
+        refused += report.counts.refused_images;
     }
     // Runs in which nothing happens would survive too.
     assert!(crashes > 2000 && acknowledged > 3000 && refused > 50, "{crashes} {acknowledged} {refused}");
@@ -55,7 +55,7 @@ fn without_faults_nothing_is_lost_and_most_is_acknowledged() {
     let (mut acknowledged, mut without) = (0, 0);
     for seed in 3001..=3040 {
         let report = survives(seed, Config { faults: false, ..Config::default() });
-        assert!(report.crashes <= 1, "seed {seed}: {report:?}");
+        assert!(report.counts.crashes <= 1, "seed {seed}: {report:?}");
         acknowledged += report.acknowledged;
         without += u32::from(report.acknowledged == 0);
     }

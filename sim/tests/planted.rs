@@ -24,6 +24,11 @@ fn broken_by(bug: Bug) -> &'static [Invariant] {
         Bug::SilentRefusal => &[I::Bounds],
         // The member sees the gap in its log, and stops.
         Bug::LosesStream => &[I::Liveness],
+        Bug::AskedAfterOne | Bug::CommittedByOne | Bug::NumbersBeforeNewView => &[I::OnEveryMember],
+        Bug::LosesCopies | Bug::NotTruncated | Bug::JoinsEarly => &[I::OnEveryMember],
+        Bug::ViewWithoutCondition => &[I::OnEveryMember, I::Liveness],
+        Bug::LossNotTold | Bug::DroppedStaysOut => &[I::Liveness],
+        Bug::ReportsCutShort => &[I::OnEveryMember, I::OneNumberOneRecord, I::OldIncarnations],
     }
 }
 

@@ -54,6 +54,7 @@ fn a_fresh_replica_copies_what_is_settled_and_serves_once_it_is_in_the_view() {
     let said = learner.leaf(ToMember::Learn { from: OTHER, behind: upto });
     let rest = copy(&mut learner, &mut member, said);
     assert!(rest.iter().all(|output| *output == to_leaf(1, ToLeaf::Learning)), "{rest:?}");
+    learner.fence();
     let told = learner.fence();
     assert!(told.contains(&to_leaf(1, ToLeaf::Learned { upto })), "{told:?}");
     assert_eq!((learner.records.len(), &learner.records), (5, &member.records));
@@ -116,6 +117,7 @@ fn what_differs_is_taken_back_and_staged_again() {
     copy(&mut learner, &mut member, said);
     let truncated = learner.written.iter().any(|what| matches!(what, Persist::Truncate { upto, .. } if *upto == same));
     assert!(truncated, "{:?}", learner.written);
+    learner.fence();
     let told = learner.fence();
     let upto = Lsn(member.lsn);
     let again = to_leaf(2, ToLeaf::Persisted(vec![staged_of(&make(session, 3, &["mine"]))]));
@@ -149,6 +151,7 @@ fn only_what_is_missing_is_copied_and_what_was_trimmed_is_not() {
         )
         .collect();
     assert_eq!(copies, [(n(1, 4), 2)]);
+    let rest = [rest, learner.fence()].concat();
     assert!(rest.contains(&Output::Trim { color: COLOR, upto: n(1, 3) }), "{rest:?}");
 }
 
@@ -205,4 +208,95 @@ fn a_new_view_says_again_what_is_settled() {
     let settled = Appended { members: vec![ME], view: view(2), settled: true, runs: vec![run] };
     assert_eq!(bench.commit(Body::NewView(view(2))), [answer(Answer::Appended(settled))]);
     assert_eq!(bench.commit(Body::NewView(view(2))), [], "the same view under another leaf");
+}
+
+#[test]
+fn a_report_that_is_asked_for_again_counts_only_what_is_durable() {
+    let (mut bench, session) = Bench::serving();
+    bench.append(session, 1, "a");
+    bench.fence();
+    let durable = Lsn(bench.lsn);
+    bench.write(assign(session, 1, n(1, 0)));
+    let told = bench.leaf(ToMember::Seal);
+    let [Output::ToLeaf(Of { message: ToLeaf::Sealed(report), .. })] = &told[..] else { panic!("{told:?}") };
+    assert_eq!((report.last, &report.entries[..]), ((Epoch(1), durable), &[][..]));
+    assert!(bench.fence().contains(&to_leaf(1, ToLeaf::Acked(durable.next()))));
+    let told = bench.leaf(ToMember::Seal);
+    let [Output::ToLeaf(Of { message: ToLeaf::Sealed(report), .. })] = &told[..] else { panic!("{told:?}") };
+    assert_eq!((report.last, report.entries.len()), ((Epoch(1), durable.next()), 1));
+}
+
+#[test]
+fn what_the_store_had_no_room_for_is_copied_again() {
+    let (mut member, session) = Bench::serving();
+    settled(&mut member, session, 3);
+    let upto = Lsn(member.lsn);
+    let mut learner = Bench::fresh();
+    learner.seal(1);
+    let said = learner.leaf(ToMember::Learn { from: OTHER, behind: upto });
+    copy(&mut learner, &mut member, said);
+    for what in &mut learner.written {
+        if let Persist::Copy { records, .. } = what {
+            records.clear();
+        }
+    }
+    learner.step(Input::CopyRefused);
+    let told = [learner.fence(), learner.fence()].concat();
+    assert!(!told.contains(&to_leaf(1, ToLeaf::Learned { upto })) && learner.checkpoint.is_none(), "{told:?}");
+
+    let said = learner.leaf(ToMember::Learn { from: OTHER, behind: upto });
+    copy(&mut learner, &mut member, said);
+    let told = [learner.fence(), learner.fence()].concat();
+    assert!(told.contains(&to_leaf(1, ToLeaf::Learned { upto })), "{told:?}");
+    assert_eq!(learner.records, member.records);
+}
+
+#[test]
+fn a_checkpoint_of_before_is_not_taken_for_the_copied_one() {
+    let (mut member, session) = Bench::serving();
+    let (mut learner, _) = Bench::serving();
+    member.commit(Body::CloseSession(session));
+    let upto = Lsn(member.lsn);
+    learner.step(Input::CheckpointWanted);
+    let said = learner.leaf(ToMember::Learn { from: OTHER, behind: upto });
+    copy(&mut learner, &mut member, said);
+    assert_eq!(learner.written.len(), 2);
+    // The first of them alone.
+    learner.durable += 1;
+    let first = learner.durable;
+    learner.written.remove(0);
+    assert_eq!(learner.step(Input::Durable { upto: first }), []);
+    assert_eq!(learner.fence(), [to_leaf(1, ToLeaf::Learned { upto })]);
+}
+
+#[test]
+fn what_is_taken_back_after_a_restart_is_dropped_as_its_digest_is_not_known() {
+    let (mut member, _) = Bench::serving();
+    let (mut learner, session) = Bench::serving();
+    learner.append(session, 1, "mine");
+    learner.fence();
+    learner.write(assign(session, 1, n(1, 0)));
+    learner.fence();
+    let mut learner = learner.restart();
+    member.seal(2);
+    member.commit(Body::NewView(view(2)));
+    learner.seal(2);
+    let said = learner.leaf(ToMember::Learn { from: OTHER, behind: Lsn(member.lsn) });
+    let rest = copy(&mut learner, &mut member, said);
+    let token = Token { shard: SHARD, session, seq: 1 };
+    assert!(rest.contains(&Output::DropStaged(vec![token])), "{rest:?}");
+    assert_eq!(learner.fence(), [to_leaf(2, ToLeaf::Learned { upto: Lsn(member.lsn) })]);
+}
+
+#[test]
+fn what_was_copied_over_is_not_staged_after_a_crash() {
+    let (mut bench, session) = Bench::serving();
+    bench.settle(session, 1, "a", n(1, 0));
+    bench.step(Input::CheckpointWanted);
+    bench.fence();
+    let append = make(session, 1, &["a"]);
+    let recovered =
+        Recovered { checkpoint: bench.checkpoint.clone(), staged: vec![staged_of(&append)], ..Recovered::default() };
+    let (_, outputs) = Replica::restore(ME, SHARD, recovered).unwrap();
+    assert_eq!(outputs, [Output::DropStaged(vec![append.token()])]);
 }

@@ -18,10 +18,11 @@ pub(crate) fn settles(
     if let Some(before) = history.tokens.get(&token) {
         return check(false, I1, || format!("{token} settles at {first}, and did at {before}"));
     }
-    let digests: Vec<_> = history.ledgers.iter().map(|ledger| ledger.staged.get(&token)).collect();
+    let digests: Vec<_> = history.members().map(|(_, ledger)| ledger.staged.get(&token)).collect();
     let same = digests.iter().all(|written| {
         written.is_some_and(|written| {
-            written.append.color() == color
+            written.durable
+                && written.append.color() == color
                 && written.append.count() == records
                 && digests[0].is_some_and(|first| first.append.digest() == written.append.digest())
         })
@@ -37,9 +38,15 @@ pub(crate) fn settles(
     }
 }
 
-/// A leaf gives a number to `token`: no member's log may have given it one already.
-pub(crate) fn has_no_number(history: &History, token: Token, first: SeqNum) -> Result<(), Violation> {
-    let known = history.ledgers.iter().find_map(|ledger| ledger.assigned.get(&token)).map(|(number, _)| number);
+/// A leaf gives a number to `token`: no log of `members` may have given it one already, and it is not settled.
+pub(crate) fn has_no_number(
+    history: &History,
+    members: &[usize],
+    token: Token,
+    first: SeqNum,
+) -> Result<(), Violation> {
+    let given = members.iter().find_map(|member| history.ledgers[*member].assigned.get(&token));
+    let known = history.tokens.get(&token).or(given.map(|(number, _)| number));
     check(known.is_none_or(|known| *known == first), I1, || {
         format!("the leaf numbers {token} as {first}, and its number is {}", known.copied().unwrap_or_default())
     })

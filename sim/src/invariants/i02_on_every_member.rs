@@ -1,12 +1,12 @@
-//! I2: a number is asked for only when every member has persisted the record; an entry commits only when its bytes are on
-//! every member.
+//! I2: a number is asked for only when every member of the view at that time has persisted the record; an entry commits
+//! only when its bytes are on every member of the view in force; and who joins a view has all that is committed.
 //!
 //! Checked against the media: what members report, what the leaf asks for and gives out, and what it calls committed.
 
 use std::collections::BTreeSet;
 
 use flexlog_protocol::peer::Staged;
-use flexlog_protocol::{Color, Lsn, Token};
+use flexlog_protocol::{Body, Color, Lsn, SeqNum, Token};
 
 use super::{Invariant, Violation, check};
 use crate::history::History;
@@ -38,25 +38,31 @@ pub(crate) fn acknowledges(history: &History, member: usize, lsn: Lsn) -> Result
     })
 }
 
-/// A leaf asks for numbers: `outstanding` of them with those it has asked for and not given out, beyond `numbered`.
+/// A leaf asks for numbers: `outstanding` of them with those it has asked for and not given out, beyond `numbered`, under
+/// the views that `members` are of.
 pub(crate) fn asks(
     history: &History,
+    members: &[usize],
     color: Color,
     outstanding: u64,
     numbered: &BTreeSet<Token>,
 ) -> Result<(), Violation> {
-    let complete = history.complete.iter().filter(|(token, (of, _))| *of == color && !numbered.contains(token));
+    let everywhere = |token: &Token| members.iter().all(|member| history.ledgers[*member].is_staged_durably(*token));
+    let complete = history.open.iter().filter(|(token, (of, _))| *of == color && !numbered.contains(token));
+    let complete = complete.filter(|(token, _)| everywhere(token));
     let records: u64 = complete.map(|(_, (_, records))| u64::from(*records)).sum();
     check(outstanding <= records, I2, || {
-        format!("the leaf asks for {outstanding} numbers of color {color}, every member has {records} records for them")
+        format!(
+            "the leaf asks for {outstanding} numbers of color {color}, all of {members:?} have {records} records for them"
+        )
     })
 }
 
-/// A leaf gives a number to `token`.
-pub(crate) fn numbers(history: &History, token: Token) -> Result<(), Violation> {
-    let lacking = history.ledgers.iter().position(|ledger| !ledger.is_staged_durably(token));
+/// A leaf gives a number to `token`, which these members have had since it was asked for.
+pub(crate) fn numbers(history: &History, members: &[usize], token: Token) -> Result<(), Violation> {
+    let lacking = members.iter().find(|member| !history.ledgers[**member].is_staged_durably(token));
     check(lacking.is_none(), I2, || {
-        format!("the leaf numbers {token}, the medium of member {} does not have it", lacking.unwrap_or_default())
+        format!("the leaf numbers {token}, the medium of member {lacking:?} does not have it")
     })
 }
 
@@ -66,11 +72,64 @@ pub(crate) fn commits(history: &History, lsn: Lsn) -> Result<(), Violation> {
     check(lsn.0 <= committed, I2, || format!("the leaf commits {lsn}, every medium has the log up to {committed} only"))
 }
 
-/// The entry at index `at` is durable on every member.
+/// The entry at index `at` is durable on every member of the view.
 pub(crate) fn entry_is_the_same(history: &History, at: usize) -> Result<(), Violation> {
-    let first = &history.ledgers[0].log[at];
-    let other = history.ledgers.iter().position(|ledger| ledger.log[at] != *first);
+    let first = &history.ledgers[history.view[0]].log[at];
+    let other = history.members().find(|(_, ledger)| ledger.log[at] != *first);
     check(other.is_none(), I2, || {
-        format!("entry {} is {first:?} on member 0, and another on member {}", at + 1, other.unwrap_or_default())
+        format!("entry {} is {first:?} on member {}, and another on member {:?}", at + 1, history.view[0], other)
     })
+}
+
+/// A replica writes a state as of `upto`: that is committed, and where its own log ends before, that is a part of it.
+pub(crate) fn copies(history: &History, member: usize, upto: Lsn) -> Result<(), Violation> {
+    let (log, committed) = (&history.ledgers[member].log, &history.committed);
+    check(upto.0 <= committed.len() as u64, I2, || {
+        format!("replica {member} writes a state as of {upto}, only {} is committed", committed.len())
+    })?;
+    let differs = log.iter().zip(&committed[..upto.0 as usize]).position(|(here, there)| here != there);
+    check(differs.is_none(), I2, || {
+        format!("replica {member} writes a state as of {upto}, and its log is another one from index {differs:?} on")
+    })
+}
+
+/// A replica takes back its log above `upto`: none that is in the view does so.
+pub(crate) fn takes_back(history: &History, member: usize, upto: Lsn) -> Result<(), Violation> {
+    check(!history.view.contains(&member), I2, || {
+        format!("replica {member} is in the view and takes back its log above {upto}")
+    })
+}
+
+/// A replica joins the view, or says that it can follow: the log up to `upto` is durable there, and so is each record that
+/// this numbers, unless it was trimmed.
+pub(crate) fn has_all(history: &History, member: usize, upto: Lsn) -> Result<(), Violation> {
+    let ledger = &history.ledgers[member];
+    let whole = history.committed.iter().zip(&ledger.log).take(upto.0 as usize).all(|(a, b)| a == b);
+    check(ledger.durable >= upto.0 && whole, I2, || {
+        format!(
+            "replica {member} is to have the log up to {upto}; its medium has {} entries, alike: {whole}",
+            ledger.durable
+        )
+    })?;
+    for entry in history.committed.iter().take(upto.0 as usize) {
+        let Body::Assign(runs) = &entry.body else { continue };
+        for run in runs {
+            for (_, first) in run.each().filter(|(token, _)| !ledger.is_staged_durably(*token)) {
+                for index in 0..run.records {
+                    let number = SeqNum::new(first.epoch(), first.counter() + index);
+                    let here = ledger.copied.get(&(run.color, number)).copied().unwrap_or_default();
+                    let trimmed = history.colors.get(&run.color).is_some_and(|truth| truth.is_trimmed(number));
+                    check(here || trimmed, I2, || {
+                        format!("replica {member} has the log up to {upto} and not the record {}/{number}", run.color)
+                    })?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A replica joins the view.
+pub(crate) fn joins(history: &History, member: usize) -> Result<(), Violation> {
+    has_all(history, member, Lsn(history.committed.len() as u64))
 }

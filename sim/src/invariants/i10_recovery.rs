@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use flexlog_protocol::media::{LogStore, Recovered};
-use flexlog_protocol::{Body, Color, Lsn, SeqNum, Token};
+use flexlog_protocol::{Body, Color, Entry, Lsn, SeqNum, Token};
 
 use super::{Invariant, Violation, check};
 use crate::history::History;
@@ -31,18 +31,19 @@ pub(crate) fn recovered(
             *upto
         }
     };
-    let last = from.0 + found.entries.len() as u64;
-    for (entry, lsn) in found.entries.iter().zip(from.0 + 1..) {
-        let given = ledger.log.get(lsn as usize - 1);
-        if given.is_none_or(|given| **given != *entry) {
-            return Err(broken(format!("{entry:?} at {lsn}, and was given {given:?}")));
+    // What was not fenced may be there or not: the found log is one that the store had on the way.
+    let (written, durable) = (ledger.log.len(), ledger.durable);
+    while !is_found(&ledger.log, from, found) {
+        if !ledger.take_back() {
+            let last = from.0 + found.entries.len() as u64;
+            return Err(broken(format!(
+                "a log up to {last}, from a checkpoint of {from}; {written} entries were written, {durable} of them \
+                 durable; found: {:?}; what is due: {:?}",
+                found.entries, ledger.log
+            )));
         }
     }
-    let least = ledger.durable;
-    if last < least || last > ledger.log.len() as u64 {
-        return Err(broken(format!("a log up to {last}, at least {least} of {} entries are due", ledger.log.len())));
-    }
-    ledger.truncate(last);
+    ledger.found();
 
     let due = ledger.fence;
     let known = found.fence.is_none_or(|fence| ledger.fences.contains(&fence));
@@ -53,9 +54,10 @@ pub(crate) fn recovered(
     ledger.fences = found.fence.into_iter().collect();
 
     for staged in &found.staged {
-        let given = ledger.staged.get(&staged.token);
+        let over = ledger.over.get(&staged.token);
+        let given = ledger.staged.get(&staged.token).filter(|_| over.is_none()).or(over);
         let right = given.is_some_and(|given| given.append.digest() == staged.digest)
-            && !ledger.assigned.contains_key(&staged.token);
+            && (over.is_some() || !ledger.assigned.contains_key(&staged.token));
         if !right {
             return Err(broken(format!("{staged:?} as staged, and was given {given:?}")));
         }
@@ -81,8 +83,16 @@ pub(crate) fn recovered(
         }
     }
     gone.iter().for_each(|token| _ = ledger.staged.remove(token));
-    there.into_iter().for_each(|token| history.staged_durably(token));
+    there.into_iter().for_each(|token| history.staged_durably(member, token));
     history.advance()
+}
+
+/// Whether `log` is what was found: a checkpoint of `from` and entries behind it.
+fn is_found(log: &[Arc<Entry>], from: Lsn, found: &Recovered) -> bool {
+    let behind = log.get(from.0 as usize..);
+    behind.is_some_and(|behind| {
+        behind.len() == found.entries.len() && behind.iter().zip(&found.entries).all(|(given, entry)| **given == *entry)
+    })
 }
 
 /// Reads everything that a member's log has numbered and that was not trimmed, straight from its store.
@@ -97,8 +107,9 @@ pub(crate) fn reads_back(history: &History, member: usize, store: &impl LogStore
                 return Err(Violation { invariant: I10, what: format!("member {member}: {error}") });
             }
             for (token, first) in run.each() {
-                let Some(written) = ledger.staged.get(&token) else { continue };
-                for (record, counter) in written.append.records().iter().zip(first.counter()..) {
+                let staged = ledger.staged.get(&token).map(|written| &written.append);
+                let Some(append) = staged.or(history.appends.get(&token)) else { continue };
+                for (record, counter) in append.records().iter().zip(first.counter()..) {
                     let number = SeqNum::new(first.epoch(), counter);
                     let read = found.iter().find(|(n, _)| *n == number).map(|(_, record)| record);
                     let is_there = read == Some(record) || (read.is_none() && is_trimmed(history, run.color, number));
@@ -121,9 +132,9 @@ pub(crate) fn opening(member: usize, why: &str) -> Violation {
     Violation { invariant: I10, what: format!("the store of member {member}: {why}") }
 }
 
-/// What is committed is on every member, whatever happened.
+/// What is committed is on every member of the view, whatever happened.
 pub(crate) fn committed_is_there(history: &History) -> Result<(), Violation> {
-    for (member, ledger) in history.ledgers.iter().enumerate() {
+    for (member, ledger) in history.members() {
         let same = history.committed.iter().zip(&ledger.log).all(|(a, b)| Arc::ptr_eq(a, b) || a == b);
         check(same && ledger.log.len() >= history.committed.len(), I10, || {
             format!("member {member} lacks a part of the committed log")

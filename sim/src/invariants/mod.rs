@@ -16,6 +16,7 @@ pub(crate) mod i09_old_incarnations;
 pub(crate) mod i10_recovery;
 pub(crate) mod i12_bounds;
 pub(crate) mod liveness;
+pub(crate) mod outside;
 
 use std::fmt;
 
@@ -40,6 +41,8 @@ pub enum Invariant {
     Recovery,
     /// I12: bounds hold, and who runs into one is told.
     Bounds,
+    /// A replica that is outside the view serves nobody.
+    OutsideServesNobody,
     /// With faults at an end, everything comes to an end: appends are resolved, readers answered, members level.
     Liveness,
 }
@@ -56,6 +59,7 @@ impl fmt::Display for Invariant {
             Self::OldIncarnations => "I9 (old incarnations)",
             Self::Recovery => "I10 (recovery)",
             Self::Bounds => "I12 (bounds)",
+            Self::OutsideServesNobody => "outside serves nobody",
             Self::Liveness => "liveness",
         })
     }

@@ -1,0 +1,195 @@
+//! Links between processes, as the node's are: numbered streams that keep their order and lose nothing while both ends
+//! live and remember; else whoever sends is told that something was lost, and nothing that it sends before it knows
+//! arrives. And partitions, which delay streams, or lose them.
+
+use flexlog_protocol::{Epoch, Position};
+use flexlog_replica::Input;
+use flexlog_sequencer::Input as LeafInput;
+
+use crate::bug::Bug;
+use crate::invariants::Violation;
+use crate::machine::replica_id;
+use crate::net::{Cut, Sites, Stream, leaf_site, replica_site};
+use crate::world::{Action, World};
+
+impl World {
+    /// Whether whoever takes from a stream does so now.
+    pub(crate) fn takes(&self, stream: Stream) -> bool {
+        let Some(machine) = stream.receiver().map(|member| &self.machines[member]) else { return true };
+        let there = machine.up().is_some() || matches!(stream, Stream::Request { .. });
+        there && machine.still_until <= self.history.event
+    }
+
+    /// What processes may be told of each other.
+    pub(crate) fn link_options(&self, options: &mut Vec<(Action, u64)>) {
+        let event = self.history.event;
+        let up = |member: usize| self.machines[member].up().is_some() && self.machines[member].still_until <= event;
+        let open = |stream: Stream| !self.net.is_cut(stream, event);
+        for stream in self.net.lost().filter(|stream| open(*stream)) {
+            let both = match stream {
+                Stream::ToMember { leaf, member } => self.sequencer(leaf).is_some() && up(member),
+                Stream::ToLeaf { member, leaf } => self.sequencer(leaf).is_some() && up(member),
+                Stream::Peer { from, to } => up(from) && up(to),
+                _ => false,
+            };
+            if both {
+                options.push((Action::Notice(stream), 4));
+            }
+        }
+        for (leaf, member) in &self.reach {
+            let stream = Stream::ToMember { leaf: *leaf, member: *member };
+            if up(*member) && open(stream) && !self.net.is_lost(stream) {
+                options.push((Action::Reach(*leaf, *member), 4));
+            }
+        }
+        options.extend(self.replaced.iter().filter(|at| up(**at)).map(|at| (Action::LeafReplaced(*at), 4)));
+    }
+
+    /// The sender of a stream is told that something of it was lost.
+    pub(crate) fn notice(&mut self, stream: Stream) -> Result<(), Violation> {
+        self.net.found(stream);
+        self.counts.lost_streams += 1;
+        match stream {
+            Stream::ToMember { leaf, member } => {
+                let Some(at) = self.sequencer(leaf).filter(|_| !self.is_bug(Bug::LossNotTold)) else { return Ok(()) };
+                self.leaf_input(at, LeafInput::Lost(replica_id(member)))?;
+                self.reached(leaf, member)
+            }
+            Stream::ToLeaf { member, .. } => self.member_input(member, Input::LeafReplaced(Position(0))),
+            Stream::Peer { from, to } => self.member_input(from, Input::PeerReplaced(replica_id(to))),
+            _ => Ok(()),
+        }
+    }
+
+    /// A leaf has a connection to a replica.
+    pub(crate) fn reached(&mut self, leaf: Epoch, member: usize) -> Result<(), Violation> {
+        self.reach.remove(&(leaf, member));
+        match self.sequencer(leaf) {
+            Some(at) => self.leaf_input(at, LeafInput::Present(replica_id(member))),
+            None => Ok(()),
+        }
+    }
+
+    /// A leaf is told of all replicas that it has a connection to.
+    pub(crate) fn tell_reached(&mut self, at: usize) -> Result<(), Violation> {
+        let leaf = self.sequencers[at].incarnation.epoch;
+        for member in 0..self.machines.len() {
+            let stream = Stream::ToMember { leaf, member };
+            let cut = self.net.is_cut(stream, self.history.event) || self.net.is_lost(stream);
+            if self.machines[member].up().is_some() && !cut {
+                self.reached(leaf, member)?;
+            } else {
+                self.reach.insert((leaf, member));
+            }
+        }
+        Ok(())
+    }
+
+    /// A replica's process has started: it has no streams from before.
+    pub(crate) fn comes_up(&mut self, member: usize) {
+        let leaves = self.sequencers.iter().map(|sequencer| (sequencer.incarnation.epoch, member));
+        self.reach.extend(leaves);
+    }
+
+    /// A replica's process is gone: what was sent to it is lost, of what it sent some may still arrive.
+    pub(crate) fn lose_process(&mut self, at: usize) {
+        self.replaced.remove(&at);
+        self.net.drop_streams(|stream| match stream {
+            Stream::Request { member, .. } | Stream::Store { member } | Stream::Fetch { member } => member == at,
+            _ => false,
+        });
+        let streams: Vec<Stream> = self.net.streams().chain(self.net.lost()).collect();
+        for stream in streams {
+            match stream {
+                Stream::ToMember { member, .. } if member == at => self.net.cut(stream, 0),
+                Stream::ToLeaf { member, .. } | Stream::Answer { member, .. } if member == at => self.in_flight(stream),
+                Stream::Peer { from, .. } if from == at => self.in_flight(stream),
+                _ => {}
+            }
+        }
+        let leaves: Vec<Epoch> = self.sequencers.iter().map(|sequencer| sequencer.incarnation.epoch).collect();
+        for leaf in leaves {
+            self.net.lose(Stream::ToMember { leaf, member: at }, 0);
+        }
+        for from in (0..self.machines.len()).filter(|from| *from != at) {
+            self.net.lose(Stream::Peer { from, to: at }, 0);
+        }
+    }
+
+    /// The sender is gone; the one who comes next has a stream of its own.
+    fn in_flight(&mut self, stream: Stream) {
+        let keep = self.chooser.below(self.net.len(stream) as u64 + 1) as usize;
+        self.net.cut(stream, keep);
+        self.net.found(stream);
+    }
+
+    /// Every stream between two processes of the cluster.
+    fn links(&self) -> Vec<Stream> {
+        let mut links = Vec::new();
+        for member in 0..self.machines.len() {
+            for sequencer in &self.sequencers {
+                let leaf = sequencer.incarnation.epoch;
+                links.extend([Stream::ToMember { leaf, member }, Stream::ToLeaf { member, leaf }]);
+            }
+            links.extend(
+                (0..self.machines.len()).filter(|to| *to != member).map(|to| Stream::Peer { from: member, to }),
+            );
+        }
+        links
+    }
+
+    /// Some part of what is under way in one stream is lost.
+    pub(crate) fn lose_stream(&mut self) {
+        let links: Vec<_> = self.links().into_iter().map(|stream| (stream, 1)).collect();
+        if let Some(stream) = self.chooser.weighted(&links) {
+            let keep = self.chooser.below(self.net.len(stream) as u64 + 1) as usize;
+            self.net.lose(stream, keep);
+        }
+    }
+
+    /// Some processes are cut off from the others, in one direction or both.
+    pub(crate) fn partition(&mut self) {
+        let replicas: Sites = (0..self.machines.len()).map(replica_site).sum();
+        let leaves = self.sequencers.iter().map(|sequencer| leaf_site(sequencer.incarnation.epoch));
+        let leaves: Sites = leaves.fold(0, |all, leaf| all | leaf);
+        let one = replica_site(self.chooser.below(self.machines.len() as u64) as usize);
+        let side = match self.chooser.below(6) {
+            0..=2 => one,
+            3 => self.sequencers.last().map_or(one, |sequencer| leaf_site(sequencer.incarnation.epoch)),
+            4 => self.sequencers.last().map_or(one, |sequencer| one | leaf_site(sequencer.incarnation.epoch)),
+            _ => self.chooser.draw() & replicas,
+        };
+        let (from, to) = (side, !side);
+        let until = self.history.event + self.chooser.between(20, 900);
+        let cuts = [Cut { from, to, until }, Cut { from: to, to: from, until }];
+        let cuts = match self.chooser.below(4) {
+            0 => &cuts[..1],
+            1 => &cuts[1..],
+            _ => &cuts[..],
+        };
+        self.net.cuts.extend(cuts);
+        self.counts.partitions += 1;
+        if (replicas | leaves) & side != 0 && self.chooser.one_in(2) {
+            let event = self.history.event;
+            let gone: Vec<Stream> = self.links().into_iter().filter(|stream| self.net.is_cut(*stream, event)).collect();
+            for stream in gone {
+                if self.chooser.one_in(2) {
+                    let keep = self.chooser.below(self.net.len(stream) as u64 + 1) as usize;
+                    self.net.lose(stream, keep);
+                }
+            }
+        }
+    }
+
+    /// Partitions that are over: there are connections again.
+    pub(crate) fn end_cuts(&mut self) {
+        let before = self.net.cuts.len();
+        let event = self.history.event;
+        self.net.cuts.retain(|cut| cut.until > event);
+        if self.net.cuts.len() < before {
+            for member in 0..self.machines.len() {
+                self.comes_up(member);
+            }
+        }
+    }
+}
