@@ -332,7 +332,7 @@ fn histories_pass<F: Future<Output = ()>>(plan: &Plan<'_>, faults: impl FnOnce(R
         for writer in writers {
             writer.await.unwrap();
         }
-        for (at, done) in writing.done.borrow().iter().enumerate() {
+        for (at, done) in writing.done.take().into_iter().enumerate() {
             let name = COLORS[at].0;
             let done: Vec<Done> = done.iter().map(|(done, _)| done.clone()).collect();
             let reader = cluster.client(2).await;
