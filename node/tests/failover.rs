@@ -332,10 +332,9 @@ fn histories_pass<F: Future<Output = ()>>(plan: &Plan<'_>, faults: impl FnOnce(R
         for writer in writers {
             writer.await.unwrap();
         }
-        let histories = writing.done.take();
-        for (at, done) in histories.iter().enumerate() {
+        for (at, done) in writing.done.take().into_iter().enumerate() {
             let name = COLORS[at].0;
-            let done: Vec<Done> = done.iter().map(|(done, _)| done.clone()).collect();
+            let done: Vec<Done> = done.into_iter().map(|(done, _)| done).collect();
             let reader = cluster.client(2).await;
             let read = read_all(&reader, name).await;
             let log = reader.existing_color(name).await.unwrap();
