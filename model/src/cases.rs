@@ -139,9 +139,8 @@ fn plant(fault: Fault) -> Case {
         Fault::LearnerNotTruncated => in_shard([2, 2, 1], [2, 1, 2, 0, 0]),
         Fault::TailByOneMember => in_shard([2, 2, 1], [2, 1, 1, 0, 1]),
         Fault::EpochReused => in_shard([2, 2, 1], [2, 2, 0, 0, 0]),
-        Fault::OldGrantCounts | Fault::OwnerEpochReused | Fault::OwnerStartsEarly => {
-            in_tree(Flat, Wide, [1, 1], [2, 1, 1, 1])
-        }
+        Fault::OldGrantCounts => in_tree(Flat, Wide, [1, 2], [2, 1, 1, 1]),
+        Fault::OwnerEpochReused | Fault::OwnerStartsEarly => in_tree(Flat, Wide, [1, 1], [2, 1, 1, 1]),
         Fault::HoleOverRecord => in_tree(Flat, Narrow, [2, 0], [1, 1, 1, 1]),
         Fault::TwoEnds => in_tree(Flat, Wide, [2, 1], [2, 1, 1, 1]),
         Fault::SealNotPassed | Fault::InnerAnswersEarly => in_tree(Deep, Wide, [2, 0], [2, 1, 1, 1]),
