@@ -4,7 +4,7 @@
 //! Cores of one process speak to each other through one queue that is emptied before anything waits: in the embedded
 //! cluster a record that a client sent is staged on all members, numbered, and in every member's log when [`Engine::run`]
 //! returns, where the device is memory; where it is a file, as far as the fences that are done allow. Nothing is sent
-//! from one thread to another on that way. What is for a core of another process collects ([`Engine::take_remote`]).
+//! from one thread to another on that way. What is for a core of another process collects ([`Engine::remote_messages`]).
 //!
 //! What takes its time is handed out to be done elsewhere: reads of SSD files ([`Engine::take_reads`]) and what stores do
 //! in the background ([`Engine::take_work`]). While a store is about to have room again, appends wait here.
