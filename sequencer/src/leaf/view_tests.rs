@@ -350,3 +350,44 @@ fn a_tail_round_goes_on_with_who_is_there() {
     let tail = to(A, ToMember::Tail { ask: 1, tail: n(0), after: Lsn(0) });
     assert_eq!(rig.input(Input::View(ViewOutcome::Applied)), [tail]);
 }
+
+#[test]
+fn a_learner_that_reports_while_a_drop_is_in_doubt_is_taught() {
+    let mut rig = Rig::serving(&[A, B, C], 2);
+    rig.input(Input::Present(D));
+    assert_eq!(rig.wait(0), [to(D, ToMember::Seal)]);
+    rig.order(1, &[A, B]);
+    rig.flush();
+    let dropped = view(2, &[A, B]);
+    assert_eq!(rig.wait(2 * REPLICA_TIMEOUT_MICROS), [change(view(1, &[A, B, C]), dropped)]);
+    let told = rig.say(D, ToLeaf::Sealed(Box::new(report(3))));
+    assert_eq!(told, [to(D, ToMember::Learn { from: A, behind: Lsn(11) })]);
+    // One that begins anew is given up, and nothing is asked of it as of a member.
+    assert_eq!(rig.input(Input::Lost(D)), []);
+    assert_eq!(rig.leaf.status().learner, None);
+}
+
+#[test]
+fn what_a_learner_has_staged_counts_once_it_has_joined() {
+    let mut rig = Rig::serving(&[A, B], 1);
+    rig.learner_follows(11);
+    rig.say(D, ToLeaf::Acked(Lsn(11)));
+    // Numbered, committed and forgotten before the learner's report arrives.
+    rig.order(1, &[A, B]);
+    rig.flush();
+    rig.grant(1, 0);
+    rig.flush();
+    [A, B].into_iter().for_each(|member| _ = rig.say(member, ToLeaf::Acked(Lsn(12))));
+    rig.say(D, ToLeaf::Persisted(vec![staged(1)]));
+    assert_eq!(rig.leaf.status().pending, 0);
+}
+
+#[test]
+fn a_member_that_was_lost_while_it_sealed_is_sent_entries() {
+    let mut rig = Rig::sealing(&[A, B], 2);
+    assert_eq!(rig.input(Input::Lost(B)), [to(B, ToMember::Seal)]);
+    for member in [A, B] {
+        rig.say(member, ToLeaf::Sealed(Box::new(SealReport { view: None, ..report(10) })));
+    }
+    assert_eq!(rig.flush(), entries(&[A, B], 11, vec![Body::NewView(view(1, &[A, B]))], 10));
+}
