@@ -192,6 +192,12 @@ impl Replica {
                 Body::Hole { .. } | Body::EpochEnd { .. } | Body::NewView(_) | Body::Trim { .. } => {}
             }
         }
+        // Nobody is to be told that they are durable.
+        for pending in &mut self.pending {
+            if matches!(pending, Pending::Entry(lsn) if *lsn > upto) {
+                *pending = Pending::Other;
+            }
+        }
         self.persist(Persist::Truncate { upto, entries }, out);
         if !dropped.is_empty() {
             out.push(Output::DropStaged(dropped));
@@ -451,7 +457,12 @@ impl Replica {
     /// Asks a member of the view for an append; another one than `not`, if there is one.
     fn pull(&mut self, token: Token, not: Option<ReplicaId>, out: &mut Vec<Output>) {
         let me = self.id;
-        let view = self.log.view_at(self.log.last().1);
+        // Who joined later has it too, and who was there before may be gone.
+        let later = self.blocked.iter().rev().find_map(|entry| match &entry.body {
+            Body::NewView(view) => Some(view),
+            _ => None,
+        });
+        let view = later.or(self.log.view_at(self.log.last().1));
         let others: Vec<ReplicaId> =
             view.iter().flat_map(|view| &view.members).copied().filter(|id| *id != me).collect();
         let next = not.and_then(|not| others.iter().position(|id| *id == not)).map_or(0, |at| at + 1);
@@ -479,7 +490,9 @@ impl Replica {
             let (lacking, Body::Assign(runs)) = (self.lacking(entry), &entry.body) else { continue };
             for run in runs {
                 let lacks = run.each().filter(|(token, _)| lacking.contains(token));
-                list.extend(lacks.filter_map(|(token, first)| Some((token, run.color, first, first.plus(run.records)?))));
+                list.extend(
+                    lacks.filter_map(|(token, first)| Some((token, run.color, first, first.plus(run.records)?))),
+                );
             }
         }
         list
@@ -504,9 +517,8 @@ impl Replica {
         covered: SeqNum,
         out: &mut Vec<Output>,
     ) {
-        let is_it = |waited: &(Token, Color, SeqNum, SeqNum)| {
-            waited.1 == color && waited.2 < covered && covered <= waited.3
-        };
+        let is_it =
+            |waited: &(Token, Color, SeqNum, SeqNum)| waited.1 == color && waited.2 < covered && covered <= waited.3;
         let Some((token, _, first, upto)) = self.waited_for().into_iter().find(is_it) else { return };
         let whole = records.len() as u64 == upto.to_raw() - first.to_raw();
         let records = records.into_iter().map(|(_, record)| record).collect();
@@ -594,9 +606,13 @@ impl Replica {
     /// A new view is in force. What was answered under an older one is settled now, and some member of that may be gone
     /// without a word: so clients hear it of everything that they may still wait for.
     pub(crate) fn tell_settled(&mut self, view: &View, out: &mut Vec<Output>) {
-        if self.outside && view.members.contains(&self.id) {
-            self.outside = false;
-            self.report_staged(out);
+        // What it learns by copying is of the past.
+        if self.learning.is_none() {
+            let joins = self.outside && view.members.contains(&self.id);
+            self.outside = !view.members.contains(&self.id);
+            if joins {
+                self.report_staged(out);
+            }
         }
         let commit = self.log.commit();
         for (id, to) in &self.connections {

@@ -183,12 +183,7 @@ fn an_entry_waits_for_the_records_that_it_numbers() {
     assert_eq!(bench.step(peer(none)), [pull.clone()], "there is only one to ask");
     assert_eq!(bench.step(Input::PeerReplaced(OTHER)), [pull]);
     let record = make(session, 1, &["a"]).records()[0].clone();
-    bench.step(peer(PeerMessage::Copied {
-        copy: 0,
-        color: COLOR,
-        records: vec![(n(1, 0), record)],
-        covered: n(1, 1),
-    }));
+    bench.step(peer(PeerMessage::Copied { copy: 0, color: COLOR, records: vec![(n(1, 0), record)], covered: n(1, 1) }));
     let told = bench.fence();
     assert!(told.contains(&to_leaf(1, ToLeaf::Acked(Lsn(bench.lsn)))), "{told:?}");
     assert!(matches!(bench.entries.last().map(|entry| &entry.body), Some(Body::CloseSession(_))));
@@ -307,4 +302,38 @@ fn what_was_copied_over_is_not_staged_after_a_crash() {
         Recovered { checkpoint: bench.checkpoint.clone(), staged: vec![staged_of(&append)], ..Recovered::default() };
     let (_, outputs) = Replica::restore(ME, SHARD, recovered).unwrap();
     assert_eq!(outputs, [Output::DropStaged(vec![append.token()])]);
+}
+
+#[test]
+fn what_is_taken_back_before_it_is_durable_is_not_acknowledged() {
+    let (mut member, session) = Bench::serving();
+    let (mut learner, _) = Bench::serving();
+    member.commit(Body::NewView(view(2)));
+    let said = learner.leaf(ToMember::Learn { from: OTHER, behind: Lsn(member.lsn) });
+    // It crossed with an entry that is not durable, and not the member's.
+    learner.write(Body::CloseSession(session));
+    learner.write(Body::CloseSession(session));
+    copy(&mut learner, &mut member, said);
+    let told = [learner.fence(), learner.fence()].concat();
+    let acked = |output: &Output| matches!(output, Output::ToLeaf(Of { message: ToLeaf::Acked(_), .. }));
+    assert!(!told.iter().any(acked), "{told:?}");
+}
+
+#[test]
+fn a_view_of_the_past_lets_nobody_in() {
+    let (mut member, session) = Bench::serving();
+    let (mut learner, _) = Bench::serving();
+    // The learner has an old view's entry that it does not know to be committed.
+    learner.write(Body::NewView(view(2)));
+    learner.fence();
+    member.commit(Body::NewView(view(2)));
+    member.commit(Body::CloseSession(session));
+    let said = learner.leaf(ToMember::Learn { from: OTHER, behind: Lsn(member.lsn) });
+    copy(&mut learner, &mut member, said);
+    learner.fence();
+    let not_ready = learner.read(n(1, 0));
+    assert!(matches!(
+        &not_ready[..],
+        [Output::Answer { answer: Answer::Failed { why: Failure::NotReady(_), .. }, .. }]
+    ));
 }

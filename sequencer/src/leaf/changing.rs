@@ -140,7 +140,9 @@ impl Leaf {
             }
         };
         let stalled = self.views.stalled(now, owing);
-        if let Some(to) = self.views.drop(stalled) {
+        if self.keep_records(self.views.members().without(stalled))
+            && let Some(to) = self.views.drop(stalled)
+        {
             self.ask(to, out);
         }
         if self.views.learner_is_late(now) {
@@ -157,6 +159,12 @@ impl Leaf {
         if matches!(self.phase, Phase::Sealing { .. }) || !owing.is_empty() || self.views.awaits() {
             self.views.watch(now);
         }
+    }
+
+    /// Whether these members have, together, all records that a number was asked for, or that have one and are not
+    /// committed: one who joined gets them from one who has them, so the last who has them is not dropped.
+    fn keep_records(&self, members: MemberSet) -> bool {
+        self.tokens.all_held_by(members) && self.log.recovered_held_by(members)
     }
 
     fn ask(&self, to: View, out: &mut Vec<Output>) {

@@ -391,3 +391,28 @@ fn a_member_that_was_lost_while_it_sealed_is_sent_entries() {
     }
     assert_eq!(rig.flush(), entries(&[A, B], 11, vec![Body::NewView(view(1, &[A, B]))], 10));
 }
+
+#[test]
+fn the_last_member_with_a_record_that_has_a_number_is_not_dropped() {
+    let mut rig = Rig::serving(&[A], 1);
+    rig.order(1, &[A]);
+    rig.flush();
+    rig.input(Input::Present(D));
+    assert_eq!(rig.wait(0), [to(D, ToMember::Seal)]);
+    rig.say(D, ToLeaf::Sealed(Box::new(report(3))));
+    rig.say(D, ToLeaf::Learned { upto: Lsn(11) });
+    rig.flush();
+    rig.say(D, ToLeaf::Acked(Lsn(11)));
+    rig.flush();
+    rig.input(Input::View(ViewOutcome::Applied));
+    rig.flush();
+    rig.grant(1, 0);
+    rig.flush();
+    // A is silent, and D lacks the record.
+    rig.say(D, ToLeaf::Acked(Lsn(12)));
+    assert_eq!(rig.wait(3 * REPLICA_TIMEOUT_MICROS), []);
+    rig.say(D, ToLeaf::Persisted(vec![staged(1)]));
+    let (old, new) = (view(2, &[A, D]), view(3, &[D]));
+    rig.say(D, ToLeaf::Acked(Lsn(13)));
+    assert_eq!(rig.wait(3 * REPLICA_TIMEOUT_MICROS), [change(old, new)]);
+}
