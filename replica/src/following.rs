@@ -5,7 +5,7 @@ use std::sync::Arc;
 use flexlog_protocol::api::{Answer, AppendRefusal, Appended, Failure};
 use flexlog_protocol::entry::push_assign;
 use flexlog_protocol::peer::{ColorEnd, Of, PeerMessage, SealReport, Staged, ToLeaf, ToMember};
-use flexlog_protocol::{Assign, Body, Color, Entry, Incarnation, Lsn, Position, SeqNum, SessionId, Time, Token};
+use flexlog_protocol::{Assign, Body, Color, Entry, Epoch, Incarnation, Lsn, Position, SeqNum, SessionId, Time, Token};
 use uuid::Uuid;
 
 use crate::checkpoint;
@@ -162,7 +162,8 @@ impl Replica {
         follow.extend(self.readers.subscribed());
         follow.sort_unstable();
         // Said again, it must not count what was sent meanwhile and is not durable: that will be acknowledged when it is.
-        let last = self.log.durable_end();
+        // While it copies, its log is not one to count on, and nobody does.
+        let last = if self.learning.is_some() { (Epoch(0), Lsn(0)) } else { self.log.durable_end() };
         let report = SealReport {
             last,
             commit,

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use flexlog_protocol::api::{Answer, Appended};
+use flexlog_protocol::api::{Answer, Appended, Failure};
 use flexlog_protocol::entry::push_assign;
 use flexlog_protocol::media::LogEnd;
 use flexlog_protocol::peer::{PeerMessage, Staged, ToLeaf};
@@ -32,6 +32,9 @@ use crate::session::{Slot, SlotState};
 const PIECE_BYTES: usize = 1 << 20;
 /// Bytes of records in one message.
 const COPY_BYTES: usize = 1 << 20;
+
+/// Not a copy: the records of an append that an entry waits for are read by their numbers. (Copies count from 1.)
+const BY_NUMBER: u64 = 0;
 
 /// A learner's copy under way.
 #[derive(Debug)]
@@ -81,9 +84,23 @@ impl Replica {
         let copy = self.next_copy;
         self.outside = true;
         self.blocked.clear();
+        self.turn_away(out);
         self.learning = Some(Learning { from, copy, step: Step::State(BytesMut::new()) });
         let runs = self.log.runs().to_vec();
         out.push(Output::ToPeer { to: from, message: PeerMessage::CopyFrom { copy, behind, runs } });
+    }
+
+    /// It serves nobody from now on: what is known here may be of another history, and who waits may ask another member.
+    fn turn_away(&mut self, out: &mut Vec<Output>) {
+        let why = || Failure::NotReady(format!("replica {} catches up with its shard", self.id));
+        for name in self.readers.all() {
+            if let Some(ask) = self.readers.finish(name) {
+                out.push(Output::Answer { to: ask.from, answer: Answer::Failed { id: ask.id, why: why() } });
+            }
+        }
+        for (to, id) in self.readers.take_subscriptions() {
+            out.push(Output::Answer { to, answer: Answer::Failed { id, why: why() } });
+        }
     }
 
     /// What the member says, if it belongs to the copy under way.
@@ -175,6 +192,12 @@ impl Replica {
                     }
                 }
                 Body::Hole { .. } | Body::EpochEnd { .. } | Body::NewView(_) | Body::Trim { .. } => {}
+            }
+        }
+        // Nobody is to be told that they are durable.
+        for pending in &mut self.pending {
+            if matches!(pending, Pending::Entry(lsn) if *lsn > upto) {
+                *pending = Pending::Other;
             }
         }
         self.persist(Persist::Truncate { upto, entries }, out);
@@ -295,6 +318,10 @@ impl Replica {
         }
         self.learning = None;
         self.to_leaf(ToLeaf::Learned { upto }, out);
+    }
+
+    /// What is staged here is for the leaf to know from now on: it is not numbered by anything that has committed.
+    fn report_staged(&self, out: &mut Vec<Output>) {
         let mut staged = Vec::new();
         for (id, session) in &self.sessions {
             for (seq, slot) in session.slots().filter(|(_, slot)| slot.state == SlotState::Staged) {
@@ -324,11 +351,15 @@ impl Replica {
             }
             PeerMessage::CopyRead { copy, color, from: first, upto } => {
                 let fetch = self.remember(FetchFor::Copy { to: from, copy, color, upto });
-                let (max_records, max_bytes) = (limits::MAX_RECORDS_PER_TOKEN, COPY_BYTES);
+                let max_records = limits::MAX_RECORDS_PER_TOKEN;
+                let max_bytes = if copy == BY_NUMBER { usize::MAX } else { COPY_BYTES };
                 out.push(Output::Fetch { fetch, color, from: first, upto, max_records, max_bytes });
             }
             PeerMessage::CopyState { copy, same, upto, piece, whole } => {
                 self.on_copy_state(from, &Piece { copy, same, upto, bytes: piece, whole }, out);
+            }
+            PeerMessage::Copied { copy: BY_NUMBER, color, records, covered } => {
+                self.on_read_by_number(from, color, records, covered, out);
             }
             PeerMessage::Copied { copy, color, records, covered } => {
                 self.on_copied(from, copy, color, records, covered, out);
@@ -428,7 +459,12 @@ impl Replica {
     /// Asks a member of the view for an append; another one than `not`, if there is one.
     fn pull(&mut self, token: Token, not: Option<ReplicaId>, out: &mut Vec<Output>) {
         let me = self.id;
-        let view = self.log.view_at(self.log.last().1);
+        // Who joined later has it too, and who was there before may be gone.
+        let later = self.blocked.iter().rev().find_map(|entry| match &entry.body {
+            Body::NewView(view) => Some(view),
+            _ => None,
+        });
+        let view = later.or(self.log.view_at(self.log.last().1));
         let others: Vec<ReplicaId> =
             view.iter().flat_map(|view| &view.members).copied().filter(|id| *id != me).collect();
         let next = not.and_then(|not| others.iter().position(|id| *id == not)).map_or(0, |at| at + 1);
@@ -449,10 +485,51 @@ impl Replica {
         }
     }
 
-    /// One who was asked for an append does not have it. What an entry waits for is asked of the next.
+    /// What an entry that waits numbers and is not here: with its color, its first number and the end of its numbers.
+    fn waited_for(&self) -> Vec<(Token, Color, SeqNum, SeqNum)> {
+        let mut list = Vec::new();
+        for entry in &self.blocked {
+            let (lacking, Body::Assign(runs)) = (self.lacking(entry), &entry.body) else { continue };
+            for run in runs {
+                let lacks = run.each().filter(|(token, _)| lacking.contains(token));
+                list.extend(
+                    lacks.filter_map(|(token, first)| Some((token, run.color, first, first.plus(run.records)?))),
+                );
+            }
+        }
+        list
+    }
+
+    /// One who was asked for an append does not know it any more, if its client has given it up. What an entry waits for
+    /// it may still have under its numbers.
     pub(crate) fn on_not_here(&mut self, from: ReplicaId, token: Token, out: &mut Vec<Output>) {
-        if self.blocked.iter().any(|entry| self.lacking(entry).contains(&token)) {
-            self.pull(token, Some(from), out);
+        if let Some((_, color, first, upto)) = self.waited_for().into_iter().find(|(waited, ..)| *waited == token) {
+            let message = PeerMessage::CopyRead { copy: BY_NUMBER, color, from: first, upto };
+            out.push(Output::ToPeer { to: from, message });
+        }
+    }
+
+    /// The records of an append that an entry waits for, by their numbers; if they are not all there, the next member is
+    /// asked.
+    fn on_read_by_number(
+        &mut self,
+        from: ReplicaId,
+        color: Color,
+        records: Vec<(SeqNum, Record)>,
+        covered: SeqNum,
+        out: &mut Vec<Output>,
+    ) {
+        let is_it =
+            |waited: &(Token, Color, SeqNum, SeqNum)| waited.1 == color && waited.2 < covered && covered <= waited.3;
+        let Some((token, _, first, upto)) = self.waited_for().into_iter().find(is_it) else { return };
+        let whole = records.len() as u64 == upto.to_raw() - first.to_raw();
+        let records = records.into_iter().map(|(_, record)| record).collect();
+        match Append::new(token, color, None, records).ok().filter(|_| whole) {
+            Some(append) => {
+                self.pulling.insert(token);
+                self.on_peer(from, PeerMessage::Pulled(Arc::new(append)), out);
+            }
+            None => self.pull(token, Some(from), out),
         }
     }
 
@@ -531,7 +608,14 @@ impl Replica {
     /// A new view is in force. What was answered under an older one is settled now, and some member of that may be gone
     /// without a word: so clients hear it of everything that they may still wait for.
     pub(crate) fn tell_settled(&mut self, view: &View, out: &mut Vec<Output>) {
-        self.outside &= !view.members.contains(&self.id);
+        // What it learns by copying is of the past.
+        if self.learning.is_none() {
+            let joins = self.outside && view.members.contains(&self.id);
+            self.outside = !view.members.contains(&self.id);
+            if joins {
+                self.report_staged(out);
+            }
+        }
         let commit = self.log.commit();
         for (id, to) in &self.connections {
             let Some(session) = self.sessions.get(id) else { continue };

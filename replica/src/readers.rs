@@ -301,6 +301,14 @@ impl Readers {
         self.subscriptions_of.get(&color).cloned().unwrap_or_default()
     }
 
+    /// Forgets all subscriptions, and says which there were.
+    pub(crate) fn take_subscriptions(&mut self) -> Vec<(ConnId, RequestId)> {
+        self.subscriptions_of.clear();
+        let mut names: Vec<_> = self.subscriptions.drain().map(|(name, _)| name).collect();
+        names.sort_unstable();
+        names
+    }
+
     /// The colors that have subscriptions.
     pub(crate) fn subscribed(&self) -> impl Iterator<Item = Color> {
         self.subscriptions_of.keys().copied()

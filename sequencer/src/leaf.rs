@@ -373,6 +373,10 @@ impl Leaf {
             ToLeaf::Sealed(report) => self.sealed_again(now, member, &report, out),
             ToLeaf::Learning => self.views.heard(now, member),
             ToLeaf::Learned { upto } => self.learned(now, member, upto, out),
+            // The number of what it has staged may be committed and forgotten here: it reports again once it has joined.
+            ToLeaf::Persisted(_) if self.views.is_learner(member) && !self.views.may_be_member(member) => {
+                self.views.heard(now, member);
+            }
             ToLeaf::Persisted(reports) => self.persisted(now, member, &reports, out),
             ToLeaf::Acked(lsn) => self.acked(member, lsn, out),
             ToLeaf::OpenSession { nonce } => self.open_session(now, member, nonce, out),

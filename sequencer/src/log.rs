@@ -159,6 +159,12 @@ impl ShardLog {
         lsn >= self.commit && lsn <= self.last && here.is_none_or(|entry| entry.epoch == epoch)
     }
 
+    /// Whether one of these members has all entries of earlier incarnations that are not committed, with their records.
+    pub(crate) fn recovered_held_by(&self, members: MemberSet) -> bool {
+        let last = self.uncommitted.iter().take_while(|entry| entry.epoch != self.epoch).last();
+        last.is_none_or(|last| members.iter().any(|member| self.acked_by(member) >= last.lsn))
+    }
+
     /// Keeps what commits from now on; returns the place behind which it is kept.
     pub(crate) fn keep(&mut self) -> Lsn {
         self.kept = Some((self.commit, VecDeque::new()));

@@ -212,6 +212,20 @@ impl Tokens {
         }
     }
 
+    /// Whether each token that was complete, and is not settled, is at one of these members.
+    pub(crate) fn all_held_by(&self, members: MemberSet) -> bool {
+        let mut pending = self.sessions.values().flat_map(|session| session.pending.values());
+        pending.all(|pending| !pending.complete || !pending.have.within(members).is_empty())
+    }
+
+    /// What this member has reported does not count any more.
+    pub(crate) fn forget_member(&mut self, member: usize) {
+        let gone = MemberSet::one(member);
+        for pending in self.sessions.values_mut().flat_map(|session| session.pending.values_mut()) {
+            (pending.have, pending.differ) = (pending.have.without(gone), pending.differ.without(gone));
+        }
+    }
+
     /// The members whose report of this token is still to come, with those that have it.
     fn waits(&self, token: Token) -> Option<Late> {
         let pending = self.sessions.get(&token.session)?.pending.get(&token.seq)?;

@@ -46,6 +46,9 @@ pub(crate) struct Kind {
     /// A fault comes once in so many events.
     pub(crate) fault_every: u64,
     pub(crate) faults: Vec<(Fault, u64)>,
+    /// The view stays as it is. Only then do some clients send different records under one token: a replica that joins may
+    /// have others staged than those that were numbered, and an entry does not say which those are.
+    pub(crate) fixed: bool,
     /// Replicas that are not in the first view.
     pub(crate) outside: usize,
     pub(crate) min_view: u32,
@@ -81,9 +84,12 @@ impl Kind {
             Some(Bug::OlderImage) => faults.push((Fault::PowerCutAndOlderImage, 6)),
             _ => {}
         }
-        let min_view = chooser.pick(&[1, 2]).min(config.members as u32);
+        let members = config.members as u32;
+        let fixed = chooser.one_in(5);
+        let min_view = if fixed { members } else { chooser.pick(&[1, 2]).min(members) };
         Self {
-            outside: chooser.pick(&[0, 0, 1, 1, 2]),
+            fixed,
+            outside: if fixed { 0 } else { chooser.pick(&[0, 0, 1, 1, 2]) },
             min_view,
             replica_timeout: chooser.pick(&[30_000, 100_000, 400_000]),
             fences,

@@ -165,6 +165,7 @@ impl World {
     fn audit(&mut self) -> Result<(), Violation> {
         i10_recovery::committed_is_there(&self.history)?;
         let auditors: Vec<usize> = (0..self.machines.len()).map(|_| self.auditor()).collect();
+        auditors.iter().for_each(|at| self.readers[*at].strict = true);
         // The tails come first: they tell a member in which epoch a color goes on.
         for look in [false, true] {
             let mut readers = std::mem::take(&mut self.readers);

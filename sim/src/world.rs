@@ -161,7 +161,7 @@ impl World {
         let machines = (0..replicas).map(machine).collect();
         let view = View { number: ViewNumber(1), members: (0..config.members).map(replica_id).collect() };
         let clients = (0..chooser.between(1, 5))
-            .map(|_| Client::new(chooser.between(1, 8) as usize, chooser.one_in(8)))
+            .map(|_| Client::new(chooser.between(1, 8) as usize, kind.fixed && chooser.one_in(3)))
             .collect();
         let readers = (0..chooser.between(1, 3)).map(|_| Reader::default()).collect();
         Self {

@@ -120,8 +120,7 @@ fn what_differs_is_taken_back_and_staged_again() {
     learner.fence();
     let told = learner.fence();
     let upto = Lsn(member.lsn);
-    let again = to_leaf(2, ToLeaf::Persisted(vec![staged_of(&make(session, 3, &["mine"]))]));
-    assert!(told.contains(&to_leaf(2, ToLeaf::Learned { upto })) && told.contains(&again), "{told:?}");
+    assert!(told.contains(&to_leaf(2, ToLeaf::Learned { upto })), "{told:?}");
     assert_eq!(learner.records, member.records);
 
     // After a crash it is as far.
@@ -176,11 +175,15 @@ fn an_entry_waits_for_the_records_that_it_numbers() {
     assert_eq!(bench.write(assign(session, 1, n(1, 0))), std::slice::from_ref(&pull));
     assert_eq!(bench.write(Body::CloseSession(SessionId { epoch: Epoch(1), lsn: Lsn(99) })), []);
     assert_eq!((bench.fence(), bench.written.len()), (vec![], 0), "nothing is persisted, nothing acknowledged");
-    let gone = bench.step(peer(PeerMessage::NotHere { token }));
-    assert_eq!(gone, std::slice::from_ref(&pull), "there is only one to ask");
+    // One who does not know it any more may have it under its number.
+    let read = PeerMessage::CopyRead { copy: 0, color: COLOR, from: n(1, 0), upto: n(1, 1) };
+    let ask = |message| Output::ToPeer { to: OTHER, message };
+    assert_eq!(bench.step(peer(PeerMessage::NotHere { token })), [ask(read)]);
+    let none = PeerMessage::Copied { copy: 0, color: COLOR, records: vec![], covered: n(1, 1) };
+    assert_eq!(bench.step(peer(none)), std::slice::from_ref(&pull), "there is only one to ask");
     assert_eq!(bench.step(Input::PeerReplaced(OTHER)), [pull]);
-    let append = Arc::new(make(session, 1, &["a"]));
-    bench.step(peer(PeerMessage::Pulled(append)));
+    let record = make(session, 1, &["a"]).records()[0].clone();
+    bench.step(peer(PeerMessage::Copied { copy: 0, color: COLOR, records: vec![(n(1, 0), record)], covered: n(1, 1) }));
     let told = bench.fence();
     assert!(told.contains(&to_leaf(1, ToLeaf::Acked(Lsn(bench.lsn)))), "{told:?}");
     assert!(matches!(bench.entries.last().map(|entry| &entry.body), Some(Body::CloseSession(_))));
@@ -299,4 +302,38 @@ fn what_was_copied_over_is_not_staged_after_a_crash() {
         Recovered { checkpoint: bench.checkpoint.clone(), staged: vec![staged_of(&append)], ..Recovered::default() };
     let (_, outputs) = Replica::restore(ME, SHARD, recovered).unwrap();
     assert_eq!(outputs, [Output::DropStaged(vec![append.token()])]);
+}
+
+#[test]
+fn what_is_taken_back_before_it_is_durable_is_not_acknowledged() {
+    let (mut member, session) = Bench::serving();
+    let (mut learner, _) = Bench::serving();
+    member.commit(Body::NewView(view(2)));
+    let said = learner.leaf(ToMember::Learn { from: OTHER, behind: Lsn(member.lsn) });
+    // It crossed with an entry that is not durable, and not the member's.
+    learner.write(Body::CloseSession(session));
+    learner.write(Body::CloseSession(session));
+    copy(&mut learner, &mut member, said);
+    let told = [learner.fence(), learner.fence()].concat();
+    let acked = |output: &Output| matches!(output, Output::ToLeaf(Of { message: ToLeaf::Acked(_), .. }));
+    assert!(!told.iter().any(acked), "{told:?}");
+}
+
+#[test]
+fn a_view_of_the_past_lets_nobody_in() {
+    let (mut member, session) = Bench::serving();
+    let (mut learner, _) = Bench::serving();
+    // The learner has an old view's entry that it does not know to be committed.
+    learner.write(Body::NewView(view(2)));
+    learner.fence();
+    member.commit(Body::NewView(view(2)));
+    member.commit(Body::CloseSession(session));
+    let said = learner.leaf(ToMember::Learn { from: OTHER, behind: Lsn(member.lsn) });
+    copy(&mut learner, &mut member, said);
+    learner.fence();
+    let not_ready = learner.read(n(1, 0));
+    assert!(matches!(
+        &not_ready[..],
+        [Output::Answer { answer: Answer::Failed { why: Failure::NotReady(_), .. }, .. }]
+    ));
 }

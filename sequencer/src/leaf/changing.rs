@@ -17,7 +17,7 @@ impl Leaf {
             reports[place] = None;
             early.retain(|(from, _)| *from != place);
         }
-        if learns && !self.views.changes() {
+        if learns && !self.views.may_be_member(place) {
             return;
         }
         self.views.cut(place);
@@ -28,11 +28,9 @@ impl Leaf {
     /// A replica reports although this leaf leads already: one that is taken in, or a member that lost what it was sent.
     pub(super) fn sealed_again(&mut self, now: Time, place: usize, report: &SealReport, out: &mut Vec<Output>) {
         self.views.heard(now, place);
-        if self.views.is_learner(place) {
-            // If it may be a member by now, what it lost is sent to it like to any other.
-            if !self.views.changes() {
-                return self.teach(place, out);
-            }
+        // If it may be a member by now, what it lost is sent to it like to any other.
+        if self.views.is_learner(place) && !self.views.may_be_member(place) {
+            return self.teach(place, out);
         }
         let (epoch, last) = report.last;
         if !self.log.covers(epoch, last) {
@@ -68,6 +66,8 @@ impl Leaf {
         let Some(source) = members.iter().max_by_key(|member| (self.log.acked_by(*member), usize::MAX - member)) else {
             return;
         };
+        // What it had staged as a member it may have dropped since.
+        self.tokens.forget_member(place);
         let behind = self.log.keep();
         if let Some(learner) = &mut self.views.learner {
             learner.step = Step::Copying;
@@ -144,7 +144,10 @@ impl Leaf {
         };
         let stalled = self.views.stalled(now, owing);
         let retired = if matches!(self.phase, Phase::Serving) { self.views.retired() } else { MemberSet::default() };
-        if let Some(to) = self.views.drop(stalled.with(retired)) {
+        let gone = stalled.with(retired);
+        if self.keep_records(self.views.members().without(gone))
+            && let Some(to) = self.views.drop(gone)
+        {
             self.ask(to, out);
         }
         if self.views.learner_is_late(now) {
@@ -161,6 +164,12 @@ impl Leaf {
         if matches!(self.phase, Phase::Sealing { .. }) || !owing.is_empty() || self.views.awaits() {
             self.views.watch(now);
         }
+    }
+
+    /// Whether these members have, together, all records that a number was asked for, or that have one and are not
+    /// committed: one who joined gets them from one who has them, so the last who has them is not dropped.
+    fn keep_records(&self, members: MemberSet) -> bool {
+        self.tokens.all_held_by(members) && self.log.recovered_held_by(members)
     }
 
     fn ask(&self, to: View, out: &mut Vec<Output>) {

@@ -383,3 +383,70 @@ fn a_tail_round_goes_on_with_who_is_there() {
     let tail = to(A, ToMember::Tail { ask: 1, tail: n(0), after: Lsn(0) });
     assert_eq!(rig.input(Input::View(ViewOutcome::Applied)), [tail]);
 }
+
+#[test]
+fn a_learner_that_reports_while_a_drop_is_in_doubt_is_taught() {
+    let mut rig = Rig::serving(&[A, B, C], 2);
+    rig.input(Input::Present(D));
+    assert_eq!(rig.wait(0), [to(D, ToMember::Seal)]);
+    rig.order(1, &[A, B]);
+    rig.flush();
+    let dropped = view(2, &[A, B]);
+    assert_eq!(rig.wait(2 * REPLICA_TIMEOUT_MICROS), [change(view(1, &[A, B, C]), dropped)]);
+    let told = rig.say(D, ToLeaf::Sealed(Box::new(report(3))));
+    assert_eq!(told, [to(D, ToMember::Learn { from: A, behind: Lsn(11) })]);
+    // One that begins anew is given up, and nothing is asked of it as of a member.
+    assert_eq!(rig.input(Input::Lost(D)), []);
+    assert_eq!(rig.leaf.status().learner, None);
+}
+
+#[test]
+fn what_a_learner_has_staged_counts_once_it_has_joined() {
+    let mut rig = Rig::serving(&[A, B], 1);
+    rig.input(Input::Present(D));
+    rig.wait(0);
+    rig.say(D, ToLeaf::Sealed(Box::new(report(3))));
+    // Numbered, committed and forgotten before the learner's report arrives.
+    rig.order(1, &[A, B]);
+    rig.flush();
+    rig.grant(1, 0);
+    rig.flush();
+    [A, B].into_iter().for_each(|member| _ = rig.say(member, ToLeaf::Acked(Lsn(12))));
+    rig.say(D, ToLeaf::Persisted(vec![staged(1)]));
+    assert_eq!((rig.leaf.status().pending, rig.leaf.status().learner), (0, Some(D)));
+}
+
+#[test]
+fn a_member_that_was_lost_while_it_sealed_is_sent_entries() {
+    let mut rig = Rig::sealing(&[A, B], 2);
+    assert_eq!(rig.input(Input::Lost(B)), [to(B, ToMember::Seal)]);
+    for member in [A, B] {
+        rig.say(member, ToLeaf::Sealed(Box::new(SealReport { view: None, ..report(10) })));
+    }
+    assert_eq!(rig.flush(), entries(&[A, B], 11, vec![Body::NewView(view(1, &[A, B]))], 10));
+}
+
+#[test]
+fn the_last_member_with_a_record_that_has_a_number_is_not_dropped() {
+    let mut rig = Rig::serving(&[A], 1);
+    rig.order(1, &[A]);
+    rig.flush();
+    rig.input(Input::Present(D));
+    assert_eq!(rig.wait(0), [to(D, ToMember::Seal)]);
+    rig.say(D, ToLeaf::Sealed(Box::new(report(3))));
+    rig.say(D, ToLeaf::Learned { upto: Lsn(11) });
+    rig.flush();
+    rig.say(D, ToLeaf::Acked(Lsn(11)));
+    rig.flush();
+    rig.input(Input::View(ViewOutcome::Applied));
+    rig.flush();
+    rig.grant(1, 0);
+    rig.flush();
+    // A is silent, and D lacks the record.
+    rig.say(D, ToLeaf::Acked(Lsn(12)));
+    assert_eq!(rig.wait(3 * REPLICA_TIMEOUT_MICROS), []);
+    rig.say(D, ToLeaf::Persisted(vec![staged(1)]));
+    let (old, new) = (view(2, &[A, D]), view(3, &[D]));
+    rig.say(D, ToLeaf::Acked(Lsn(13)));
+    assert_eq!(rig.wait(3 * REPLICA_TIMEOUT_MICROS), [change(old, new)]);
+}

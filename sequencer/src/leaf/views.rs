@@ -148,6 +148,11 @@ impl Views {
         self.doubt.as_ref().map_or(now, |next| now.with(self.set_of(next)))
     }
 
+    /// Whether it is a member of the view, or of the one that is in doubt.
+    pub(super) fn may_be_member(&self, place: usize) -> bool {
+        self.in_force().contains(place)
+    }
+
     /// The places of the members of the view.
     pub(super) fn members(&self) -> MemberSet {
         self.set_of(&self.view)
@@ -272,8 +277,7 @@ impl Views {
     pub(super) fn absent(&mut self, now: Time, id: ReplicaId) -> bool {
         self.present.retain(|other| *other != id);
         let learns = self.learner.as_ref().is_some_and(|learner| self.ids[learner.place] == id);
-        // While the change is in doubt it may be a member.
-        if learns && !self.changes() {
+        if learns && self.doubt.as_ref().is_none_or(|next| !next.members.contains(&id)) {
             self.give_up(now);
         }
         learns
