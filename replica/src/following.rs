@@ -44,6 +44,8 @@ impl Replica {
         }
         match of.message {
             ToMember::Seal => {}
+            // Of the time before it was told to learn: it is sent what follows on its copy.
+            ToMember::Entries { .. } if self.learning.is_some() => {}
             ToMember::Entries { entries, commit } => {
                 if !self.in_step && entries.first().is_some_and(|first| first.lsn > self.log.last().1.next()) {
                     // It crossed with the report of a process that came after another one: the leaf answers that, too.
@@ -134,7 +136,7 @@ impl Replica {
     }
 
     /// Tells a leaf whose fence is durable everything it needs to go on from here.
-    fn report(&mut self, leaf: Incarnation, out: &mut Vec<Output>) {
+    pub(crate) fn report(&mut self, leaf: Incarnation, out: &mut Vec<Output>) {
         self.leaf = Some(leaf);
         self.in_step = false;
         // What was settled under an earlier leaf is in the log, and it may be for this one to tell that it is committed.

@@ -98,6 +98,15 @@ impl Replica {
                 out.push(Output::Answer { to: ask.from, answer: Answer::Failed { id: ask.id, why: why() } });
             }
         }
+        // What was to be read for an answer is not waited for. For other members it is.
+        let asks = |of: &FetchFor| matches!(of, FetchFor::Ask { .. } | FetchFor::Search { .. });
+        let mut names: Vec<u64> = self.fetches.iter().filter(|(_, of)| asks(of)).map(|(name, _)| *name).collect();
+        names.sort_unstable();
+        for name in names {
+            if let Some(FetchFor::Ask { ask, .. } | FetchFor::Search { ask, .. }) = self.fetches.remove(&name) {
+                out.push(Output::Answer { to: ask.from, answer: Answer::Failed { id: ask.id, why: why() } });
+            }
+        }
         for (to, id) in self.readers.take_subscriptions() {
             out.push(Output::Answer { to, answer: Answer::Failed { id, why: why() } });
         }
@@ -317,6 +326,7 @@ impl Replica {
             return;
         }
         self.learning = None;
+        self.in_step = false;
         self.to_leaf(ToLeaf::Learned { upto }, out);
     }
 
@@ -528,6 +538,13 @@ impl Replica {
             Some(append) => {
                 self.pulling.insert(token);
                 self.on_peer(from, PeerMessage::Pulled(Arc::new(append)), out);
+            }
+            // They were trimmed meanwhile: the state of now is to be copied instead.
+            None if self.outside => {
+                self.blocked.clear();
+                if let Some(leaf) = self.leaf {
+                    self.report(leaf, out);
+                }
             }
             None => self.pull(token, Some(from), out),
         }

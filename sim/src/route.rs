@@ -617,9 +617,11 @@ impl World {
                     {
                         let sequencer = &mut self.sequencers[at];
                         let members = sequencer.in_force();
+                        let since = sequencer.since(&members);
                         let outstanding = sequencer.outstanding.entry(*color).or_default();
                         *outstanding += u64::from(*count);
-                        i02::asks(&self.history, &members, *color, *outstanding, &sequencer.numbered)?;
+                        let numbers = (*count, *outstanding);
+                        i02::asks(&self.history, (&members, &since), *color, numbers, &sequencer.numbered)?;
                     }
                     self.push(Stream::ToCounter { leaf }, Packet::ToCounter(message));
                 }
@@ -700,8 +702,7 @@ impl World {
         let deposed = self.is_deposed(at);
         let members = self.sequencers[at].in_force();
         // Who came later gets the records of what was asked for before by itself.
-        let joined = &self.sequencers[at].joined;
-        let since: Vec<usize> = members.iter().copied().filter(|member| !joined.contains(member)).collect();
+        let since = self.sequencers[at].since(&members);
         for entry in entries {
             let sequencer = &mut self.sequencers[at];
             if entry.epoch != sequencer.incarnation.epoch || entry.lsn <= sequencer.seen {

@@ -90,6 +90,11 @@ impl Sequencer {
         members.dedup();
         members
     }
+
+    /// Those of `members` that were there before it led.
+    pub(crate) fn since(&self, members: &[usize]) -> Vec<usize> {
+        members.iter().copied().filter(|member| !self.joined.contains(member)).collect()
+    }
 }
 
 /// Who is at the other end of a connection.

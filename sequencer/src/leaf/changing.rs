@@ -46,7 +46,8 @@ impl Leaf {
         let committed = self.log.need(self.views.in_force());
         self.committed(committed, out);
         let commit = self.log.commit();
-        if let Some(entries) = self.log.behind(last).filter(|entries| !entries.is_empty()) {
+        // Also without entries: how far they are committed may have been said while it was not sent anything.
+        if let Some(entries) = self.log.behind(last) {
             self.to_place(place, ToMember::Entries { entries, commit }, out);
         }
         self.persisted(now, place, &report.staged, out);
@@ -77,7 +78,11 @@ impl Leaf {
 
     /// The learner has copied what was committed at `upto`: from there on it is sent the entries.
     pub(super) fn learned(&mut self, now: Time, place: usize, upto: Lsn, out: &mut Vec<Output>) {
-        if !self.views.is_learner(place) || self.views.learner.as_ref().is_none_or(|l| l.step != Step::Copying) {
+        // One that follows already was told to learn once more while it said so: it goes on from where it is now.
+        if !self.views.is_learner(place)
+            || self.views.may_be_member(place)
+            || self.views.learner.as_ref().is_none_or(|learner| learner.step == Step::Sealing)
+        {
             self.ignored += 1;
             return;
         }
@@ -94,6 +99,7 @@ impl Leaf {
                 }
             }
         }
+        self.thaw(now, out);
     }
 
     /// Goes on with the replica that is taken in; with every flush, after what was written has been sent.

@@ -450,3 +450,29 @@ fn the_last_member_with_a_record_that_has_a_number_is_not_dropped() {
     rig.say(D, ToLeaf::Acked(Lsn(13)));
     assert_eq!(rig.wait(3 * REPLICA_TIMEOUT_MICROS), [change(old, new)]);
 }
+
+#[test]
+fn a_member_that_reports_again_hears_how_far_all_is_committed() {
+    let mut rig = Rig::serving(&[A, B], 2);
+    rig.order(1, &[A, B]);
+    rig.flush();
+    rig.grant(1, 0);
+    rig.flush();
+    rig.say(B, ToLeaf::Acked(Lsn(12)));
+    rig.input(Input::Lost(B));
+    rig.say(A, ToLeaf::Acked(Lsn(12)));
+    assert_eq!(rig.flush(), entries(&[A], 0, vec![], 12));
+    let again = SealReport { last: (Epoch(3), Lsn(12)), ..report(11) };
+    assert_eq!(rig.say(B, ToLeaf::Sealed(Box::new(again))), entries(&[B], 0, vec![], 12));
+}
+
+#[test]
+fn a_learner_that_learns_twice_goes_on_from_the_second_time() {
+    let mut rig = Rig::serving(&[A, B], 2);
+    rig.learner_follows(11);
+    let learn = to(D, ToMember::Learn { from: A, behind: Lsn(11) });
+    assert_eq!(rig.say(D, ToLeaf::Sealed(Box::new(report(3)))), [learn]);
+    for _ in 0..2 {
+        assert_eq!(rig.say(D, ToLeaf::Learned { upto: Lsn(11) }), entries(&[D], 0, vec![], 11));
+    }
+}

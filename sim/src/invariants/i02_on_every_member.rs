@@ -38,22 +38,27 @@ pub(crate) fn acknowledges(history: &History, member: usize, lsn: Lsn) -> Result
     })
 }
 
-/// A leaf asks for numbers: `outstanding` of them with those it has asked for and not given out, beyond `numbered`, under
-/// the views that `members` are of.
+/// A leaf asks for `count` numbers, for tokens that are at all `members` of the views in force. With those it has asked for
+/// and not given out that is `outstanding`, beyond `numbered`: of these, members that joined meanwhile may lack some, but
+/// not those that were there `since`.
 pub(crate) fn asks(
     history: &History,
-    members: &[usize],
+    (members, since): (&[usize], &[usize]),
     color: Color,
-    outstanding: u64,
+    (count, outstanding): (u32, u64),
     numbered: &BTreeSet<Token>,
 ) -> Result<(), Violation> {
-    let everywhere = |token: &Token| members.iter().all(|member| history.ledgers[*member].is_staged_durably(*token));
-    let complete = history.open.iter().filter(|(token, (of, _))| *of == color && !numbered.contains(token));
-    let complete = complete.filter(|(token, _)| everywhere(token));
-    let records: u64 = complete.map(|(_, (_, records))| u64::from(*records)).sum();
-    check(outstanding <= records, I2, || {
+    let records = |at: &[usize]| {
+        let open = history.open.iter().filter(|(token, (of, _))| *of == color && !numbered.contains(token));
+        let complete =
+            open.filter(|(token, _)| at.iter().all(|member| history.ledgers[*member].is_staged_durably(**token)));
+        complete.map(|(_, (_, records))| u64::from(*records)).sum::<u64>()
+    };
+    let (now, before) = (records(members), records(since));
+    check(u64::from(count) <= now && outstanding <= before, I2, || {
         format!(
-            "the leaf asks for {outstanding} numbers of color {color}, all of {members:?} have {records} records for them"
+            "the leaf asks for {count} numbers of color {color}, {outstanding} in all; all of {members:?} have {now} \
+             records for them, all of {since:?} have {before}"
         )
     })
 }
