@@ -118,10 +118,7 @@ impl Leaf {
             && acked == last
             && let Some(to) = self.views.add()
         {
-            // With it in both views that may be in force, what follows needs it whatever becomes of this.
             self.ask(to, out);
-            self.need_members(self.now, out);
-            self.thaw(self.now, out);
         }
     }
 
@@ -193,6 +190,7 @@ impl Leaf {
             (_, true) => self.enter_view(now, out),
             (_, false) => self.need_members(now, out),
         }
+        self.thaw(now, out);
         self.views.watch(now);
     }
 

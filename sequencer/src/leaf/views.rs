@@ -205,8 +205,6 @@ impl Views {
         members.sort_unstable();
         let next = View { number: after(self.view.number), members };
         self.doubt = Some(next.clone());
-        // It counts as a member until it is known: entries may be written again.
-        self.let_go();
         Some(next)
     }
 
@@ -214,6 +212,7 @@ impl Views {
     pub(super) fn decided(&mut self, now: Time, applied: bool) -> bool {
         let Some(next) = self.doubt.take() else { return false };
         if !applied {
+            self.let_go();
             return false;
         }
         for id in &self.view.members {
