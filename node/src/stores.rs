@@ -77,7 +77,9 @@ pub(crate) async fn open_members(
     for (replica, path, opened, result) in recovered {
         let panicked = |_| StartError::Thread(format!("the recovery of replica {replica} failed"));
         let (mut store, recovered) = result.map_err(panicked)??;
-        let core = member(replica, homes.shard, &path, &mut store, recovered, fenced)?.with_staged_limit(staged_limit);
+        let core = member(replica, homes.shard, &path, &mut store, recovered, fenced)?
+            .with_staged_limit(staged_limit)
+            .opened(opened);
         members.push(Member::new(replica, core, Box::new(store), path.display().to_string(), opened));
     }
     Ok(members)

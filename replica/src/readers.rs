@@ -201,6 +201,11 @@ pub(crate) struct Readers {
 }
 
 impl Readers {
+    /// Names questions from here on.
+    pub(crate) fn name_from(&mut self, first: u64) {
+        self.next_ask = first;
+    }
+
     /// Keeps a question; returns its name.
     pub(crate) fn wait(&mut self, ask: Ask) -> u64 {
         self.next_ask += 1;

@@ -21,6 +21,9 @@ use crate::message::{ConnId, Input, Output, Persist, RestoreError, Summary};
 use crate::readers::{Ask, Readers};
 use crate::session::{Session, Slot, SlotState};
 
+/// One opening of a store has so many names, as a power of two: more than it can use.
+const NAMES_BITS: u32 = 40;
+
 /// A write that is not durable yet.
 #[derive(Debug)]
 pub(crate) enum Pending {
@@ -199,6 +202,16 @@ impl Replica {
     #[must_use]
     pub fn with_staged_limit(self, bytes: u64) -> Self {
         Self { max_staged_bytes: bytes.min(limits::MAX_STAGED_BYTES), ..self }
+    }
+
+    /// The same member, whose store was opened `opened` times. It names its questions from there on: an answer that was meant
+    /// for the process before must not be taken for one to a question of this one.
+    #[must_use]
+    pub fn opened(mut self, opened: u64) -> Self {
+        let first = opened << NAMES_BITS;
+        self.readers.name_from(first);
+        (self.next_copy, self.next_fetch) = (first, first);
+        self
     }
 
     /// When to be told [`Input::Tick`], if nothing else happens before.

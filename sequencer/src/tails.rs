@@ -38,6 +38,14 @@ impl Tails {
         self.waiters.push(Waiter { member, ask, color });
     }
 
+    /// What this member asked is of no interest to it any more: it is another process, or asks again.
+    pub(crate) fn forget(&mut self, member: ReplicaId) {
+        self.waiters.retain(|waiter| waiter.member != member);
+        if let Some(round) = &mut self.under_way {
+            round.waiters.retain(|waiter| waiter.member != member);
+        }
+    }
+
     /// Begins a round if anyone waits and none is under way; returns its number and the colors to ask the owner for.
     pub(crate) fn begin(&mut self) -> Option<(u64, Vec<Color>)> {
         if self.under_way.is_some() || self.waiters.is_empty() {

@@ -78,6 +78,10 @@ impl Kind {
         ];
         // A run in which some faults never come goes further in between than one that has all of them.
         let mut faults: Vec<_> = all.into_iter().filter(|_| !chooser.one_in(4)).collect();
+        if !config.views {
+            use Fault::{LoseStream, MetadataAway, Partition, StandStill};
+            faults.retain(|(fault, _)| !matches!(fault, StandStill | Partition | LoseStream | MetadataAway));
+        }
         let mut fences = if chooser.one_in(3) { Fences::AtOnce } else { Fences::WhenTold };
         match config.bug {
             Some(Bug::LyingFences) => fences = Fences::Lying,
@@ -85,7 +89,7 @@ impl Kind {
             _ => {}
         }
         let members = config.members as u32;
-        let fixed = chooser.one_in(5);
+        let fixed = chooser.one_in(5) || !config.views;
         let min_view = if fixed { members } else { chooser.pick(&[1, 2]).min(members) };
         Self {
             fixed,

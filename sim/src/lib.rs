@@ -42,6 +42,8 @@ pub struct Config {
     pub events: u64,
     /// Whether there are faults.
     pub faults: bool,
+    /// Whether views change; else the shard keeps its first one, whatever happens.
+    pub views: bool,
     /// Keeps the last events in words, and hashes all of them: slower.
     pub record: bool,
     /// A planted fault.
@@ -50,7 +52,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { members: 3, events: 3000, faults: true, record: false, bug: None }
+        Self { members: 3, events: 3000, faults: true, views: false, record: false, bug: None }
     }
 }
 

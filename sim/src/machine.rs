@@ -296,7 +296,7 @@ impl Machine {
             }
         }
         self.process = Process::Up(Box::new(Member {
-            replica,
+            replica: replica.opened(self.opened),
             store,
             written: 0,
             covered: 0,

@@ -24,6 +24,9 @@ struct Arguments {
     /// Without faults.
     #[arg(long)]
     calm: bool,
+    /// With views that change: members are dropped, replicas are taken in. Some runs still fail.
+    #[arg(long)]
+    views: bool,
     /// Members of the shard.
     #[arg(long, default_value_t = Config::default().members)]
     members: usize,
@@ -51,8 +54,13 @@ fn guarded(seed: u64, config: Config) -> Result<Report, String> {
 }
 
 fn series(arguments: &Arguments, out: &mut impl Write) -> io::Result<u64> {
-    let config =
-        Config { events: arguments.events, members: arguments.members, faults: !arguments.calm, ..Config::default() };
+    let config = Config {
+        events: arguments.events,
+        members: arguments.members,
+        faults: !arguments.calm,
+        views: arguments.views,
+        ..Config::default()
+    };
     let started = Instant::now();
     let (mut events, mut appends, mut failed, mut done) = (0, 0, 0, 0);
     let mut counts = Counts::default();

@@ -28,6 +28,8 @@ impl Leaf {
     /// A replica reports although this leaf leads already: one that is taken in, or a member that lost what it was sent.
     pub(super) fn sealed_again(&mut self, now: Time, place: usize, report: &SealReport, out: &mut Vec<Output>) {
         self.views.heard(now, place);
+        // Whatever it still wants to know it asks again behind this.
+        self.tails.forget(self.views.id(place));
         // If it may be a member by now, what it lost is sent to it like to any other.
         if self.views.is_learner(place) && !self.views.may_be_member(place) {
             return self.teach(place, out);
