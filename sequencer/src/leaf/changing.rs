@@ -21,6 +21,7 @@ impl Leaf {
             return;
         }
         self.views.cut(place);
+        self.tails.forget(replica);
         self.to_place(place, ToMember::Seal, out);
         self.views.watch(now);
     }
@@ -69,6 +70,7 @@ impl Leaf {
         };
         // What it had staged as a member it may have dropped since.
         self.tokens.forget_member(place);
+        self.tails.forget(self.views.id(place));
         let behind = self.log.keep();
         if let Some(learner) = &mut self.views.learner {
             learner.step = Step::Copying;
