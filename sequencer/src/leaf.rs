@@ -265,6 +265,8 @@ impl Leaf {
             (_, Input::Parent(_)) => self.ignored += 1,
             (_, Input::Tick) => self.tick(now, out),
         }
+        // Whatever ended the wait for a learner: what was held comes before anything else.
+        self.thaw(now, out);
     }
 
     /// Sends what has collected. To be called whenever no more input is at hand.

@@ -101,7 +101,6 @@ impl Leaf {
                 }
             }
         }
-        self.thaw(now, out);
     }
 
     /// Goes on with the replica that is taken in; with every flush, after what was written has been sent.
@@ -156,7 +155,6 @@ impl Leaf {
         if self.views.learner_is_late(now) {
             self.views.give_up(now);
             self.log.keep_no_more();
-            self.thaw(now, out);
         }
         if matches!(self.phase, Phase::Serving)
             && let Some(place) = self.views.begin(now)
@@ -191,7 +189,6 @@ impl Leaf {
                 self.enter_view(now, out);
             }
         }
-        self.thaw(now, out);
         self.views.watch(now);
     }
 
@@ -229,7 +226,7 @@ impl Leaf {
     }
 
     /// Takes what waited for the learner to catch up, unless it still does.
-    fn thaw(&mut self, now: Time, out: &mut Vec<Output>) {
+    pub(super) fn thaw(&mut self, now: Time, out: &mut Vec<Output>) {
         if self.views.is_frozen() {
             return;
         }
