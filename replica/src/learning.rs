@@ -347,7 +347,9 @@ impl Replica {
 
     /// The store had no room for what was copied: it is given up until the leaf has it tried again.
     pub(crate) fn on_copy_refused(&mut self) {
-        self.learning = None;
+        if !matches!(self.learning, Some(Learning { step: Step::Written(_), .. })) {
+            self.learning = None;
+        }
     }
 
     // ---- the member ----
@@ -552,7 +554,9 @@ impl Replica {
 
     /// What was said to a peer is lost.
     pub(crate) fn on_peer_replaced(&mut self, peer: ReplicaId, out: &mut Vec<Output>) {
-        if self.learning.as_ref().is_some_and(|learning| learning.from == peer) {
+        // Once all is written nothing more is needed of the other.
+        let copies = |learning: &Learning| learning.from == peer && !matches!(learning.step, Step::Written(_));
+        if self.learning.as_ref().is_some_and(copies) {
             self.learning = None;
         }
         self.copy_asks.retain(|ask| ask.from != peer);

@@ -175,6 +175,9 @@ impl Replica {
             replica.take_entry(&Arc::new(entry), Origin::Store).map_err(RestoreError)?;
         }
         replica.log.persisted_upto(replica.log.last().1);
+        // One that went down while it learned is as much outside as before.
+        let view = replica.log.view_at(replica.log.last().1);
+        replica.outside = view.is_some_and(|view| !view.members.contains(&id));
         let mut orphans = Vec::new();
         for staged in recovered.staged {
             let Staged { token, color, records, digest } = staged;

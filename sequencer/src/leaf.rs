@@ -268,6 +268,8 @@ impl Leaf {
             (_, Input::Parent(_)) => self.ignored += 1,
             (_, Input::Tick) => self.tick(now, out),
         }
+        // Whatever ended the wait for a learner: what was held comes before anything else.
+        self.thaw(now, out);
     }
 
     /// Sends what has collected. To be called whenever no more input is at hand.
@@ -382,6 +384,8 @@ impl Leaf {
             ToLeaf::OpenSession { nonce } => self.open_session(now, member, nonce, out),
             ToLeaf::CloseSession { session } => self.close_session(session),
             ToLeaf::Trim { color, upto } => self.trim(color, upto),
+            // Of the process before: the one that is there now asks behind its report.
+            ToLeaf::TailAsk { .. } if self.views.is_cut(member) => self.ignored += 1,
             ToLeaf::TailAsk { ask, color } => {
                 if color.is_wide() {
                     self.color(color); // It is followed from now on.
@@ -420,6 +424,11 @@ impl Leaf {
         members.iter().zip(&acked).for_each(|(member, acked)| places[member] = *acked);
         self.log = ShardLog::new(self.me.epoch, last, places, members, above.clone());
         self.tokens.need(members);
+        for entry in &above {
+            if let Body::Assign(runs) = &entry.body {
+                runs.iter().for_each(|run| self.tokens.are_numbered(run));
+            }
+        }
         for (member, acked) in members.iter().zip(acked) {
             let entries: Vec<_> = above.iter().filter(|entry| entry.lsn > acked).cloned().collect();
             if !entries.is_empty() {

@@ -38,7 +38,7 @@ impl Tails {
         self.waiters.push(Waiter { member, ask, color });
     }
 
-    /// What this member asked is of no interest to it any more: it is another process, or asks again.
+    /// This member's process may be another one: it has names of its own for what it asks, and asks again.
     pub(crate) fn forget(&mut self, member: ReplicaId) {
         self.waiters.retain(|waiter| waiter.member != member);
         if let Some(round) = &mut self.under_way {
@@ -160,5 +160,19 @@ mod tests {
         tails.answered(answers(6));
         assert_eq!(tails.confirmed(0, 1, all), [], "an older round's confirmation");
         assert_eq!(tails.confirmed(0, 2, all), [(A, tail(2, 6))]);
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_not_answered() {
+        let all = MemberSet::first(1);
+        let mut tails = Tails::default();
+        tails.ask(A, 1, RED);
+        tails.ask(B, 1, RED);
+        assert!(tails.begin().is_some());
+        tails.ask(A, 2, RED);
+        tails.forget(A);
+        tails.answered(answers(5));
+        assert_eq!(tails.confirmed(0, 1, all), [(B, tail(1, 5))]);
+        assert_eq!(tails.begin(), None);
     }
 }

@@ -26,6 +26,9 @@ pub(crate) struct Tokens {
     /// The members that a token needs.
     all: MemberSet,
     sessions: FxHashMap<SessionId, Session>,
+    /// Numbered by entries of earlier incarnations that are not committed: a member that does not have those yet may report
+    /// them as staged.
+    numbered: FxHashSet<Token>,
     /// Nonces that surely name an open session: one opened in this incarnation, or one that recovery found, whose nonces
     /// are not known. In the second case members take the session that is counted here for the earlier one. That is
     /// harmless: nobody uses it, and it is closed as idle. Not to count one that a client uses would not be.
@@ -78,6 +81,7 @@ impl Tokens {
             shard,
             all,
             sessions: FxHashMap::default(),
+            numbered: FxHashSet::default(),
             nonces: FxHashSet::default(),
             late: VecDeque::new(),
             idle_at: None,
@@ -130,6 +134,9 @@ impl Tokens {
                 let Staged { token, color, records, digest } = *staged;
                 if token.shard != self.shard || records == 0 {
                     ignored += 1;
+                    continue;
+                }
+                if self.numbered.contains(&token) {
                     continue;
                 }
                 let late = &mut self.late;
@@ -200,6 +207,11 @@ impl Tokens {
         lacking
     }
 
+    /// These have their numbers from an earlier incarnation.
+    pub(crate) fn are_numbered(&mut self, run: &Assign) {
+        self.numbered.extend(run.each().map(|(token, _)| token));
+    }
+
     /// Whether a token of this session may be numbered.
     pub(crate) fn is_open(&self, session: SessionId) -> bool {
         self.sessions.contains_key(&session)
@@ -207,6 +219,9 @@ impl Tokens {
 
     /// The numbers of these tokens are committed.
     pub(crate) fn forget(&mut self, run: &Assign) {
+        if !self.numbered.is_empty() {
+            run.each().for_each(|(token, _)| _ = self.numbered.remove(&token));
+        }
         if let Some(session) = self.sessions.get_mut(&run.token.session) {
             (0..u64::from(run.tokens)).for_each(|i| _ = session.pending.remove(&(run.token.seq + i)));
         }
@@ -469,5 +484,17 @@ mod tests {
         assert_eq!(t.close_idle(START.after(SESSION_IDLE_MICROS)), []);
         (1..3).for_each(|member| _ = report(&mut t, START, member, &[Staged { digest: 1, ..staged(1) }]));
         assert_eq!(t.close_idle(START.after(3 * SESSION_IDLE_MICROS)), [SESSION], "a dispute is not waited for");
+    }
+
+    #[test]
+    fn what_an_earlier_incarnation_numbered_is_not_pending() {
+        let mut tokens = tokens();
+        let run = Assign::one(staged(1).token, Color(1), SeqNum::new(Epoch(1), 0), 2);
+        tokens.are_numbered(&run);
+        let late = report(&mut tokens, START, 0, &[staged(1), staged(2)]);
+        assert_eq!((late, tokens.pending()), ((vec![], vec![], 0), 1), "only the other one");
+        tokens.forget(&run);
+        report(&mut tokens, START, 0, &[staged(1)]);
+        assert_eq!(tokens.pending(), 2);
     }
 }

@@ -310,7 +310,6 @@ impl Client {
     /// Takes an answer of a member.
     pub(crate) fn answer(
         &mut self,
-        member: usize,
         answer: Answer,
         broken_stores: bool,
         history: &mut History,
@@ -325,7 +324,7 @@ impl Client {
                 }
                 _ => {}
             },
-            Answer::Appended(appended) => self.appended(member, &appended, history)?,
+            Answer::Appended(appended) => self.appended(&appended, history)?,
             Answer::AppendRefused { token, why, .. } => self.refused(token, why, broken_stores, history)?,
             Answer::Failed { why: Failure::TooManySessions | Failure::NotReady(_), .. } => {}
             other => {
@@ -335,14 +334,12 @@ impl Client {
         Ok(())
     }
 
-    fn appended(&mut self, member: usize, appended: &Appended, history: &mut History) -> Result<(), Violation> {
+    fn appended(&mut self, appended: &Appended, history: &mut History) -> Result<(), Violation> {
         use invariants::{i01_one_number_one_record as i01, i03_settled_before_shown as i03};
         for (token, first) in appended.runs.iter().flat_map(flexlog_protocol::Assign::each) {
             if appended.settled {
                 i03::acknowledged(history, token, first)?;
                 i01::told(history, token, first)?;
-            } else {
-                i03::member_tells(history, member, token, first)?;
             }
             if !matches!(self.session, Session::Open(session) if session == token.session) {
                 continue;

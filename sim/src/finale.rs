@@ -95,7 +95,7 @@ impl World {
             if !waiting && !open && !pending {
                 return Ok(());
             }
-            self.now = self.now.after(ROUND_MICROS);
+            self.pass(ROUND_MICROS)?;
             for at in 0..self.clients.len() {
                 if self.clients[at].alive && self.clients[at].open() > 0 {
                     self.client_acts(at, true);
@@ -108,6 +108,17 @@ impl World {
             self.rest()?;
         }
         self.unresolved()
+    }
+
+    /// Lets time pass. Whoever waits for it notices before anything else happens, as with a clock that does not jump.
+    fn pass(&mut self, micros: u64) -> Result<(), Violation> {
+        self.now = self.now.after(micros);
+        for at in 0..self.sequencers.len() {
+            if self.sequencers[at].leaf.next_deadline().is_some_and(|at| at <= self.now) {
+                self.act(Action::TickLeaf(at))?;
+            }
+        }
+        Ok(())
     }
 
     /// Lets time pass until all replicas are in the view.
@@ -125,7 +136,7 @@ impl World {
                 // A store without room for what is to be copied.
                 self.trim_everything();
             }
-            self.now = self.now.after(JOIN_MICROS);
+            self.pass(JOIN_MICROS)?;
             self.rest()?;
         }
         Err(liveness::stuck(format!("with every replica there, not all are in the view: {last}")))

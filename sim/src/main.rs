@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use flexlog_sim::{Config, Counts, Report, run};
+use flexlog_sim::{Bug, Config, Counts, Report, run};
 
 /// Runs the whole cluster under a seeded scheduler, one seed after another, and checks the invariants.
 #[derive(Parser)]
@@ -30,12 +30,20 @@ struct Arguments {
     /// Members of the shard.
     #[arg(long, default_value_t = Config::default().members)]
     members: usize,
+    /// Plant this fault, by its name as in `Bug`, to see what finds it.
+    #[arg(long, value_parser = bug_named)]
+    bug: Option<Bug>,
     /// Go on after a seed that fails.
     #[arg(long)]
     keep_going: bool,
     /// Print the last events of a run that fails.
     #[arg(long, default_value_t = 60)]
     last: usize,
+}
+
+fn bug_named(name: &str) -> Result<Bug, String> {
+    let known = Bug::ALL.iter().find(|bug| format!("{bug:?}") == name);
+    known.copied().ok_or_else(|| format!("there is no such fault; there are {:?}", Bug::ALL))
 }
 
 fn main() -> ExitCode {
@@ -59,6 +67,7 @@ fn series(arguments: &Arguments, out: &mut impl Write) -> io::Result<u64> {
         members: arguments.members,
         faults: !arguments.calm,
         views: arguments.views,
+        bug: arguments.bug,
         ..Config::default()
     };
     let started = Instant::now();

@@ -12,8 +12,8 @@ use flexlog_sequencer::{StopReason, ViewOutcome, tree};
 
 use crate::bug::Bug;
 use crate::invariants::{
-    Violation, i01_one_number_one_record as i01, i02_on_every_member as i02, i09_old_incarnations as i09, i12_bounds,
-    outside,
+    Violation, i01_one_number_one_record as i01, i02_on_every_member as i02, i03_settled_before_shown as i03,
+    i09_old_incarnations as i09, i12_bounds, outside,
 };
 use crate::ledger::Write;
 use crate::machine::{Job, SHARD, member_of, replica_id};
@@ -84,7 +84,7 @@ impl World {
                 }
                 self.route_member(member, outputs)
             }
-            (Stream::Answer { member, conn }, Packet::Answer(answer)) => self.deliver_answer(member, conn, answer),
+            (Stream::Answer { conn, .. }, Packet::Answer(answer)) => self.deliver_answer(conn, answer),
             (Stream::Store { member }, Packet::Store(input)) => {
                 if let Input::StageRefused(token) = &input {
                     self.history.ledgers[member].refused.remove(token);
@@ -102,17 +102,12 @@ impl World {
         }
     }
 
-    fn deliver_answer(
-        &mut self,
-        member: usize,
-        conn: flexlog_replica::ConnId,
-        answer: Answer,
-    ) -> Result<(), Violation> {
+    fn deliver_answer(&mut self, conn: flexlog_replica::ConnId, answer: Answer) -> Result<(), Violation> {
         match self.conns.get(&conn) {
             Some(Owner::Client(at)) => {
                 let before = self.history.acknowledged;
                 let broken = self.ever_broken;
-                self.clients[*at].answer(member, answer, broken, &mut self.history)?;
+                self.clients[*at].answer(answer, broken, &mut self.history)?;
                 if self.history.acknowledged > before && self.is_bug(Bug::ReportedAgain) {
                     self.report_again();
                 }
@@ -284,6 +279,13 @@ impl World {
             }
         }
         outside::answers(at, member.outside.is_some(), answer)?;
+        if let Answer::Appended(appended) = answer
+            && !appended.settled
+        {
+            for (token, first) in appended.runs.iter().flat_map(flexlog_protocol::Assign::each) {
+                i03::member_tells(&self.history, at, token, first)?;
+            }
+        }
         if let Answer::AppendRefused { token, why: AppendRefusal::SessionExpired, .. } = answer
             && self.history.view.contains(&at)
         {

@@ -21,6 +21,7 @@ impl Leaf {
             return;
         }
         self.views.cut(place);
+        self.tails.forget(replica);
         self.to_place(place, ToMember::Seal, out);
         self.views.watch(now);
     }
@@ -71,6 +72,7 @@ impl Leaf {
         };
         // What it had staged as a member it may have dropped since.
         self.tokens.forget_member(place);
+        self.tails.forget(self.views.id(place));
         let behind = self.log.keep();
         if let Some(learner) = &mut self.views.learner {
             learner.step = Step::Copying;
@@ -101,7 +103,6 @@ impl Leaf {
                 }
             }
         }
-        self.thaw(now, out);
     }
 
     /// Goes on with the replica that is taken in; with every flush, after what was written has been sent.
@@ -158,7 +159,6 @@ impl Leaf {
         if self.views.learner_is_late(now) {
             self.views.give_up(now);
             self.log.keep_no_more();
-            self.thaw(now, out);
         }
         if matches!(self.phase, Phase::Serving)
             && let Some(place) = self.views.begin(now)
@@ -192,7 +192,6 @@ impl Leaf {
             (_, true) => self.enter_view(now, out),
             (_, false) => self.need_members(now, out),
         }
-        self.thaw(now, out);
         self.views.watch(now);
     }
 
@@ -235,7 +234,7 @@ impl Leaf {
     }
 
     /// Takes what waited for the learner to catch up, unless it still does.
-    fn thaw(&mut self, now: Time, out: &mut Vec<Output>) {
+    pub(super) fn thaw(&mut self, now: Time, out: &mut Vec<Output>) {
         if self.views.is_frozen() {
             return;
         }

@@ -471,3 +471,16 @@ fn a_learner_that_learns_twice_goes_on_from_the_second_time() {
         assert_eq!(rig.say(D, ToLeaf::Learned { upto: Lsn(11) }), entries(&[D], 0, vec![], 11));
     }
 }
+
+#[test]
+fn what_waited_for_a_learner_that_is_lost_comes_before_all_else() {
+    let mut rig = Rig::serving(&[A, B], 2);
+    rig.order(1, &[A, B]);
+    rig.flush();
+    rig.learner_follows(11);
+    rig.flush();
+    assert_eq!(rig.grant(1, 0), [], "it waits");
+    rig.input(Input::Lost(D));
+    rig.order(2, &[A, B]);
+    assert_eq!(rig.flush()[..2], entries(&[A, B], 12, vec![assign(1, 0)], 11));
+}

@@ -172,6 +172,10 @@ impl Views {
         self.cut.insert(place);
     }
 
+    pub(super) fn is_cut(&self, place: usize) -> bool {
+        self.cut.contains(place)
+    }
+
     /// The member has reported, and is sent entries again.
     pub(super) fn joined_up(&mut self, place: usize) {
         self.cut = self.cut.without(MemberSet::one(place));
