@@ -34,6 +34,19 @@ fn whole_log_survives_lost_lines() {
     assert!(crashes > 2000 && acknowledged > 3000 && refused > 50, "{crashes} {acknowledged} {refused}");
 }
 
+/// The same with views that change: members are dropped and taken in, processes are cut off from each other, stand still and
+/// lose what was said.
+#[test]
+fn nothing_is_lost_while_views_change() {
+    let (mut changes, mut learners) = (0, 0);
+    for seed in 1..=200 {
+        let report = survives(seed, Config { views: true, ..Config::default() });
+        changes += report.counts.views;
+        learners += report.counts.added;
+    }
+    assert!(changes > 200 && learners > 100, "{changes} changes of view, {learners} replicas taken in");
+}
+
 #[test]
 fn a_longer_run_goes_through_many_openings() {
     for seed in 1001..=1010 {

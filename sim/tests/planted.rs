@@ -33,7 +33,7 @@ fn broken_by(bug: Bug) -> &'static [Invariant] {
 }
 
 fn finds(bug: Bug) {
-    let config = Config { bug: Some(bug), ..Config::default() };
+    let config = Config { bug: Some(bug), views: true, ..Config::default() };
     let violation = (1..=SEEDS).find_map(|seed| run(seed, config).violation);
     let found = violation.map(|violation| violation.invariant);
     assert!(found.is_some_and(|found| broken_by(bug).contains(&found)), "{bug:?} is found by {found:?}");
