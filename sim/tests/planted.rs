@@ -28,7 +28,8 @@ fn broken_by(bug: Bug) -> &'static [Invariant] {
         Bug::LosesCopies | Bug::NotTruncated | Bug::JoinsEarly => &[I::OnEveryMember],
         Bug::ViewWithoutCondition => &[I::OnEveryMember, I::Liveness],
         Bug::LossNotTold | Bug::DroppedStaysOut => &[I::Liveness],
-        Bug::ReportsCutShort => &[I::OnEveryMember, I::OneNumberOneRecord, I::OldIncarnations],
+        // Or a member sees what is missing in its log, and stops.
+        Bug::ReportsCutShort => &[I::OnEveryMember, I::OneNumberOneRecord, I::OldIncarnations, I::Liveness],
     }
 }
 
