@@ -46,6 +46,8 @@ impl Replica {
             ToMember::Seal => {}
             // Of the time before it was told to learn: it is sent what follows on its copy.
             ToMember::Entries { .. } if self.learning.is_some() => {}
+            // It copied from a member that follows a newer leaf, which has written since: this one gets nothing committed.
+            ToMember::Entries { .. } if of.leaf.epoch < self.log.last().0 => {}
             ToMember::Entries { entries, commit } => {
                 if !self.in_step && entries.first().is_some_and(|first| first.lsn > self.log.last().1.next()) {
                     // It crossed with the report of a process that came after another one: the leaf answers that, too.

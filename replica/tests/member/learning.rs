@@ -356,3 +356,19 @@ fn one_that_went_down_while_it_learned_serves_nobody_either() {
         [Output::Answer { answer: Answer::Failed { why: Failure::NotReady(_), .. }, .. }]
     ));
 }
+
+#[test]
+fn one_that_copied_what_a_newer_leaf_wrote_passes_by_what_the_old_one_says() {
+    let (mut member, session) = Bench::serving();
+    member.seal(2);
+    member.commit(Body::NewView(view(2)));
+    let mut learner = Bench::fresh();
+    learner.seal(1);
+    let said = learner.leaf(ToMember::Learn { from: OTHER, behind: Lsn(0) });
+    copy(&mut learner, &mut member, said);
+    learner.fence();
+    learner.fence();
+    learner.lsn = member.lsn;
+    assert_eq!((learner.write(Body::CloseSession(session)), learner.written.len()), (vec![], 0));
+    assert_eq!(learner.replica.summary().stopped, None);
+}

@@ -70,6 +70,8 @@ impl Leaf {
         let Some(source) = members.iter().max_by_key(|member| (self.log.acked_by(*member), usize::MAX - member)) else {
             return;
         };
+        // What was lost when it was a member is not awaited: it is sent what follows on its copy.
+        self.views.joined_up(place);
         // What it had staged as a member it may have dropped since.
         self.tokens.forget_member(place);
         self.tails.forget(self.views.id(place));

@@ -484,3 +484,23 @@ fn what_waited_for_a_learner_that_is_lost_comes_before_all_else() {
     rig.order(2, &[A, B]);
     assert_eq!(rig.flush()[..2], entries(&[A, B], 12, vec![assign(1, 0)], 11));
 }
+
+#[test]
+fn a_member_that_was_lost_and_dropped_is_sent_entries_when_it_is_back() {
+    let mut rig = Rig::serving(&[A, B, C], 2);
+    rig.input(Input::Lost(C));
+    rig.order(1, &[A, B]);
+    rig.flush();
+    assert_eq!(rig.wait(2 * REPLICA_TIMEOUT_MICROS), [change(view(1, &[A, B, C]), view(2, &[A, B]))]);
+    rig.input(Input::View(ViewOutcome::Applied));
+    rig.flush();
+    [A, B].iter().for_each(|member| _ = rig.say(*member, ToLeaf::Acked(Lsn(12))));
+    rig.flush();
+    rig.input(Input::Present(C));
+    rig.wait(ADD_PAUSE_MICROS);
+    assert_eq!(rig.say(C, ToLeaf::Sealed(Box::new(report(10)))), [to(C, ToMember::Learn { from: A, behind: Lsn(12) })]);
+    rig.say(C, ToLeaf::Learned { upto: Lsn(12) });
+    rig.say(A, ToLeaf::OpenSession { nonce: Uuid::from_u128(7) });
+    let body = Body::OpenSession { nonce: Uuid::from_u128(7) };
+    assert_eq!(rig.flush()[..3], entries(&[A, B, C], 13, vec![body], 12));
+}
