@@ -690,7 +690,7 @@ impl World {
         }
         self.leaf_input(at, flexlog_sequencer::Input::View(outcome))?;
         // A member that was dropped may be within reach all along.
-        if self.is_bug(Bug::DroppedStaysOut) { Ok(()) } else { self.tell_reached(at) }
+        self.tell_reached(at)
     }
 
     /// Whether some member refuses what this leaf says: then it gets nothing committed, whatever it does.

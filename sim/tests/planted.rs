@@ -27,7 +27,7 @@ fn broken_by(bug: Bug) -> &'static [Invariant] {
         Bug::AskedAfterOne | Bug::CommittedByOne | Bug::NumbersBeforeNewView => &[I::OnEveryMember],
         Bug::LosesCopies | Bug::NotTruncated | Bug::JoinsEarly => &[I::OnEveryMember],
         Bug::ViewWithoutCondition => &[I::OnEveryMember, I::Liveness],
-        Bug::LossNotTold | Bug::DroppedStaysOut => &[I::Liveness],
+        Bug::LossNotTold => &[I::Liveness],
         // Or a member sees what is missing in its log, and stops.
         Bug::ReportsCutShort => &[I::OnEveryMember, I::OneNumberOneRecord, I::OldIncarnations, I::Liveness],
     }

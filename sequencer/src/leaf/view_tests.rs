@@ -478,11 +478,14 @@ fn what_waited_for_a_learner_that_is_lost_comes_before_all_else() {
     rig.order(1, &[A, B]);
     rig.flush();
     rig.learner_follows(11);
+    // It lacks this one, so that the change is not asked for yet.
+    rig.say(A, ToLeaf::OpenSession { nonce: Uuid::from_u128(7) });
     rig.flush();
     assert_eq!(rig.grant(1, 0), [], "it waits");
+    assert_eq!(rig.flush(), []);
     rig.input(Input::Lost(D));
     rig.order(2, &[A, B]);
-    assert_eq!(rig.flush()[..2], entries(&[A, B], 12, vec![assign(1, 0)], 11));
+    assert_eq!(rig.flush()[..2], entries(&[A, B], 13, vec![assign(1, 0)], 11));
 }
 
 #[test]
