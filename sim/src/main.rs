@@ -24,7 +24,7 @@ struct Arguments {
     /// Without faults.
     #[arg(long)]
     calm: bool,
-    /// With views that change: members are dropped, replicas are taken in. Some runs still fail.
+    /// With views that change: members are dropped, replicas are taken in, processes are cut off and stand still.
     #[arg(long)]
     views: bool,
     /// Members of the shard.
