@@ -65,11 +65,11 @@ enum Message {
 pub enum Event {
     /// The position serves, and all of its shards.
     Serving,
-    /// The position is to be claimed again, and [`Engine::lead`] called with that: its epoch is used up, or somebody that
+    /// The position is to be claimed again, and `Engine::lead` called with that: its epoch is used up, or somebody that
     /// it leads lost what was said.
     ClaimAgain,
     /// A shard's view is to be changed in metadata, if this incarnation still holds the position; what became of it goes to
-    /// [`Engine::view_decided`].
+    /// `Engine::view_decided`.
     ChangeView {
         /// Who wants it.
         by: Incarnation,

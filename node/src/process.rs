@@ -3,7 +3,7 @@
 //! The order at start: take the address; find the metadata, and the cluster in it, which the file makes where there is
 //! none; for a replica, open its store in the steps that keep its identity; then accept connections, and for a position
 //! claim it and seal what is below, or stand by for the process that holds it. Processes may be started in any order: each
-//! waits for those that it needs. From then on each follows what changes in the metadata ([`crate::follow`]).
+//! waits for those that it needs. From then on each follows what changes in the metadata (the module `follow`).
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
