@@ -9,6 +9,8 @@ pub(crate) enum Bug {
     ChecksumWithoutLength,
     /// An opening counts generations on from the log that it finds, not from the counter that was durable before their use.
     GenerationReuse,
+    /// An opening does not heed what was taken back.
+    TakenBackComesBack,
 }
 
 thread_local! {

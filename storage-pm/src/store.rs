@@ -5,6 +5,8 @@
 //! area when the store is opened, and grows with what is in the area; what moved on to SSD files ([`crate::tiers`]) costs
 //! no memory a record.
 
+mod returning;
+
 use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
@@ -15,8 +17,8 @@ use flexlog_protocol::{Append, Assign, Body, Color, Entry, Incarnation, Lsn, Rec
 use rustc_hash::FxHashMap;
 
 use crate::codec::{
-    self, CHECKPOINT_META, Checkpoint, ONE_ASSIGN_ENTRY, PART_META, PartMeta, STAGED_META, StagedMeta, TRUNCATE,
-    TakenBack, Truncate, decode_record,
+    self, CHECKPOINT_META, Checkpoint, ONE_ASSIGN_ENTRY, PART_META, PartMeta, STAGED_META, StagedMeta, TakenBack,
+    decode_record,
 };
 use crate::index::{Index, Loc};
 use crate::layout::{ENTRY_HEADER, HEAD_BYTES, Header, Kind, Place, padded};
@@ -218,33 +220,6 @@ impl<D: Device> Store<D> {
                 self.log.segments.get_mut(by).given.add(assign.color, span);
             }
         }
-    }
-
-    /// The entry that gave these numbers was taken back.
-    fn unassign(&mut self, assign: &Assign) {
-        for (token, first) in assign.each() {
-            let numbers = || (0..assign.records).filter_map(|i| Some((i, first.plus(i)?)));
-            let entry = self.index.find(assign.color, first).filter(|loc| loc.index() == 0).map(Loc::entry);
-            // Numbers that were copied, against the rules, name what was copied, and stay.
-            let Some(entry) = entry.filter(|entry| self.is_staged_at(token, *entry)) else {
-                debug_assert!(false, "{token} is not where {}/{first} is", assign.color);
-                continue;
-            };
-            for (i, number) in numbers() {
-                self.index.forget(assign.color, number, Loc::new(entry, i));
-                if let Some(cache) = &self.cache {
-                    cache.forget(assign.color, number);
-                }
-            }
-            self.note_staged(token, StagedAt { entry, color: assign.color, records: assign.records });
-        }
-    }
-
-    /// Whether the append under `token` is the entry at this byte of the area.
-    fn is_staged_at(&self, token: Token, entry: u64) -> bool {
-        let bytes = self.bytes(entry, ENTRY_HEADER + STAGED_META, ENTRY_HEADER + STAGED_META);
-        let meta = bytes.ok().and_then(|bytes| StagedMeta::decode(bytes.get(ENTRY_HEADER..)?));
-        meta.is_some_and(|meta| meta.staged.token == token)
     }
 
     /// An append that was put at `entry` waits for numbers.
@@ -627,9 +602,9 @@ impl<D: Device> Store<D> {
         let mut staged: Vec<Place> = self.staged.values().map(|staged| self.log.place_of(staged.entry)).collect();
         staged.sort_unstable();
         // Of segments that leave, nobody needs to know.
-        let mut truncates = self.taken_back.clone();
-        truncates.retain(|taken| self.log.segments.any_taken_back(taken.place, &leaving));
-        self.taken_back.clone_from(&truncates);
+        let mut taken_back = self.taken_back.clone();
+        taken_back.retain(|taken| self.log.segments.any_taken_back(taken.place, &leaving));
+        let truncates = taken_back.clone();
         let mut bytes = Vec::with_capacity(CHECKPOINT_META + lists + state.len());
         // The state is the replica's and may be long, so it is not copied on the way.
         Checkpoint { upto, fence: self.fence, live, staged, trims, truncates, state: Bytes::new() }.put(&mut bytes);
@@ -643,6 +618,7 @@ impl<D: Device> Store<D> {
             })?;
         }
         self.log.segments.leave(&leaving, self.log.next());
+        self.taken_back = taken_back;
         self.checkpoint_bytes = bytes.len();
         self.committing.get_or_insert((upto, self.log.next()));
         self.since = Since::default();
@@ -687,45 +663,11 @@ impl<D: Device> LogStore for Store<D> {
     }
 
     fn copy(&mut self, color: Color, first: SeqNum, records: &[Record]) -> Result<(), StoreError> {
-        if records.is_empty() {
-            return self.log.check();
-        }
-        let sound = first.plus(records.len() as u32).is_some();
-        let append = Append::new(codec::copied_token(first), color, None, records.to_vec()).ok().filter(|_| sound);
-        let Some(append) = append else {
-            debug_assert!(false, "{} records from {color}/{first} on are no append", records.len());
-            return Err(self.log.full());
-        };
-        let before = self.log.head();
-        let entry = self.put_append(Kind::Copied, &append)?;
-        self.index.insert(color, first, append.count(), entry);
-        let high = StagedAt { entry, color, records: append.count() }.last(first);
-        let slot = self.log.slot_of(entry);
-        self.log.segments.get_mut(slot).own.add(color, Span { low: first, high });
-        if before != self.log.head() {
-            self.since.segments += 1;
-            self.consider();
-        }
-        Ok(())
+        self.put_copies(color, first, records)
     }
 
     fn truncate(&mut self, upto: Lsn, entries: &[Arc<Entry>]) -> Result<(), StoreError> {
-        let Some(last) = entries.last().map(|entry| entry.lsn) else { return self.log.check() };
-        debug_assert_eq!((entries[0].lsn, last.0), (upto.next(), upto.0 + entries.len() as u64));
-        debug_assert!(upto >= self.committed, "{upto} is below {}, which is committed", self.committed);
-        self.put_entry(Kind::Truncate, TRUNCATE, |body| Truncate { upto, last }.put(body))?;
-        // Any place behind the entries will do, and none of what comes is behind them.
-        let place =
-            Place::new(self.log.next().generation, self.log.next().offset - padded(ENTRY_HEADER + TRUNCATE) as u32);
-        self.taken_back.push(TakenBack { place, upto });
-        self.log.segments.truncate(upto);
-        for entry in entries.iter().rev() {
-            if let Body::Assign(assigns) = &entry.body {
-                assigns.iter().rev().for_each(|assign| self.unassign(assign));
-            }
-        }
-        self.consider();
-        Ok(())
+        self.take_back(upto, entries)
     }
 
     fn checkpoint(&mut self, upto: Lsn, state: &[u8]) -> Result<(), StoreError> {

@@ -188,8 +188,8 @@ mod tests {
         foreign[..8].copy_from_slice(b"\x7fELF0000");
         assert_eq!(Superblock::find([&foreign, &zero], || true), Found::Foreign);
         let mut newer = sample(2).encode();
-        newer[8] = 3;
-        assert_eq!(Superblock::find([&newer, &sample(1).encode()], || false), Found::Version(3));
+        newer[8] = 4;
+        assert_eq!(Superblock::find([&newer, &sample(1).encode()], || false), Found::Version(4));
     }
 
     #[test]
@@ -198,7 +198,7 @@ mod tests {
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(
             hex,
-            "464c45584c4f475302000000000000000800000000000000\
+            "464c45584c4f475303000000000000000800000000000000\
              0000000000000000000000000000000100000000000000000000000000000002\
              03000000010000000400000000000000\
              00000000000000000000000000000005060000000000000007000000\

@@ -67,15 +67,18 @@ fn the_walks_move_records() {
 /// The walks are worth something only if they get to the places that matter.
 #[test]
 fn the_walks_fill_the_area_and_free_segments() {
-    let (mut full, mut freed) = (0, 0);
+    let (mut full, mut freed, mut copied, mut taken_back) = (0, 0, 0, 0);
     for seed in 0..20 {
         let mut draw = SplitMix(seed);
         let steps: Vec<u64> = (0..400).map(|_| draw.draw() % 100).collect();
         let world = walk(seed, 8, Fences::AtOnce, &steps).unwrap();
         full += world.full;
         freed += world.freed;
+        copied += world.copied;
+        taken_back += world.taken_back;
     }
     assert!(full > 10 && freed > 10, "{full} times full, {freed} times freed");
+    assert!(copied > 20 && taken_back > 20, "{copied} times copied, {taken_back} entries taken back");
 }
 
 /// The checker notices a medium whose fences do nothing.

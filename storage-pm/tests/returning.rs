@@ -419,3 +419,47 @@ fn a_copy_is_as_large_as_an_append_may_be() {
         assert!(read_all(&*store, 2) == [(at(3, u32::MAX - 1), large[0].clone())], "{name}");
     });
 }
+
+#[test]
+fn a_number_that_is_given_again_is_not_read_from_the_cache() {
+    with_each(Options { cache_bytes: 1 << 20, ..options(65536, 8) }, |name, reopen| {
+        let (mut store, _) = reopen();
+        let go = half_settled_at(&mut *store, 1);
+        fence_any(&mut *store);
+        // Twice, so that the cache has them.
+        for _ in 0..2 {
+            assert_eq!(store.prev_through(Color(1), n(0)).unwrap().unwrap().1.payload()[..], [2; 30], "{name}");
+        }
+        store.truncate(Lsn(0), &go).unwrap();
+        store.append(&later(1, 2, one(3, n(0), 1))).unwrap();
+        assert_eq!(store.prev_through(Color(1), n(0)).unwrap().unwrap().1.payload()[..], [3; 30], "{name}");
+    });
+}
+
+#[test]
+fn a_number_that_was_copied_as_two_records_is_told() {
+    let (media, folder) = (SimMedia::new(1 << 20), SimFolder::new());
+    let options = Options { high_mark: 1, ..options(4096, 16) };
+    let (mut store, _) = open_tiered(&media, &folder, options).unwrap();
+    let (first, other) = (vec![Record::new(vec![1; 3000]).unwrap()], vec![Record::new("other").unwrap()]);
+    store.copy(Color(1), n(0), &first).unwrap();
+    store.copy(Color(2), n(0), &first).unwrap();
+    store.copy(Color(2), n(0), &first).unwrap();
+    fence_any(&mut store);
+    assert!(look(&media, Some(&folder)).is_sound(), "the same record, twice");
+    let mut now = Time(0);
+    while let Some(work) = store.background(now, Lsn(0)).unwrap() {
+        work();
+        now = now.after(2_000_000);
+    }
+    assert_eq!(store.usage().ssd_records, 2);
+    store.copy(Color(1), n(0), &first).unwrap();
+    fence_any(&mut store);
+    assert!(look(&media, Some(&folder)).is_sound(), "here and there");
+    // One of the area, one of an SSD file.
+    store.copy(Color(1), n(0), &other).unwrap();
+    fence_any(&mut store);
+    let report = look(&media, Some(&folder));
+    assert!(report.faults().all(|fault| fault.what.contains("1/1.0 names two records")), "{:?}", report.findings);
+    assert_eq!(report.faults().count(), 1);
+}

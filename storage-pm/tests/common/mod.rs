@@ -54,6 +54,12 @@ pub fn open_tiered(
     closed.with_ssd(Arc::new(folder.clone())).open_alone(Uuid::from_u128(77))
 }
 
+/// A record that tells which it is.
+fn record(n: u32) -> Record {
+    let tags = (0..n % 3).map(|i| Tag::new(vec![i as u8; i as usize]).unwrap()).collect();
+    Record::with_tags(vec![n as u8; (n % 5) as usize * 23], tags).unwrap()
+}
+
 pub fn read_all(store: &dyn LogStore, color: u64) -> Vec<(SeqNum, Record)> {
     let mut records = Vec::new();
     store.read_through(Color(color), SeqNum::MIN, SeqNum::MAX, usize::MAX, usize::MAX, &mut records).unwrap();
@@ -67,6 +73,21 @@ pub enum Write {
     Entry(Entry),
     Seal(Incarnation),
     Checkpoint(Lsn, Vec<u8>),
+    Copied(Color, SeqNum, Vec<Record>),
+    Truncate(Lsn),
+}
+
+/// The entries that stand after some writes, in order, each with its place among the writes.
+fn standing(writes: &[Write]) -> Vec<(usize, &Entry)> {
+    let mut entries: Vec<(usize, &Entry)> = Vec::new();
+    for (at, write) in writes.iter().enumerate() {
+        match write {
+            Write::Entry(entry) => entries.push((at, entry)),
+            Write::Truncate(upto) => entries.retain(|(_, entry)| entry.lsn <= *upto),
+            _ => {}
+        }
+    }
+    entries
 }
 
 /// What a store must hold after some writes.
@@ -86,8 +107,17 @@ impl Expected {
     pub fn after(writes: &[Write]) -> Self {
         let mut expected = Self::default();
         let mut appends: BTreeMap<Token, Append> = BTreeMap::new();
-        for write in writes {
+        // What was taken back might as well never have been written.
+        let standing: BTreeSet<usize> = standing(writes).into_iter().map(|(at, _)| at).collect();
+        for (at, write) in writes.iter().enumerate() {
             match write {
+                Write::Entry(_) if !standing.contains(&at) => {}
+                Write::Truncate(_) => {}
+                Write::Copied(color, first, records) => {
+                    for (i, record) in (0..).zip(records) {
+                        expected.records.insert((*color, first.plus(i).unwrap()), record.clone());
+                    }
+                }
                 Write::Staged(append) => {
                     let (token, color) = (append.token(), append.color());
                     expected.staged.push(Staged { token, color, records: append.count(), digest: append.digest() });
@@ -159,9 +189,21 @@ pub fn recover(
 ) -> Result<(Store<SimDevice>, Recovered, usize), String> {
     let (store, recovered) = World::open(media, folder, options).map_err(|error| error.to_string())?;
     let mut why = String::new();
+    // Recovery says nothing of copies: those that are not durable yet are there or not.
+    let copied = |len: usize, expected: &Expected| {
+        writes[fenced..len].iter().all(|write| match write {
+            Write::Copied(color, first, records) => {
+                let last = first.plus(records.len() as u32 - 1).unwrap();
+                let found = store.prev_through(*color, last).ok().flatten();
+                expected.trimmed(*color, last) || found.is_some_and(|(number, _)| number == last)
+            }
+            _ => true,
+        })
+    };
     let prefix = (fenced..=writes.len()).rev().find(|len| {
-        let matched = Expected::after(&writes[..*len]).matches(&recovered);
-        matched.map_err(|error| why = error).is_ok()
+        let expected = Expected::after(&writes[..*len]);
+        let matched = expected.matches(&recovered);
+        matched.map_err(|error| why = error).is_ok() && copied(*len, &expected)
     });
     match prefix {
         Some(prefix) => Ok((store, recovered, prefix)),
@@ -201,7 +243,8 @@ pub fn check(
         }
         for (number, record) in &found {
             if expected.records.get(&(Color(color), *number)) != Some(record) {
-                return Err(format!("{color}/{number} is {record:?}"));
+                let wanted = expected.records.get(&(Color(color), *number));
+                return Err(format!("{color}/{number} is {record:?} and should be {wanted:?}"));
             }
             if !trimmed_may_be_there && expected.trimmed(Color(color), *number) {
                 return Err(format!("{color}/{number} is trimmed and there"));
@@ -250,6 +293,10 @@ pub struct World {
     pub freed: u64,
     /// How often records moved to SSD files.
     pub moved: u64,
+    /// The color that was copied to last, and the end of what was.
+    copied_upto: Option<(u64, SeqNum)>,
+    pub copied: u64,
+    pub taken_back: u64,
 }
 
 impl World {
@@ -285,6 +332,9 @@ impl World {
             full: 0,
             freed: 0,
             moved: 0,
+            copied_upto: None,
+            copied: 0,
+            taken_back: 0,
         }
     }
 
@@ -433,6 +483,96 @@ impl World {
         Ok(())
     }
 
+    /// Copies records: new ones, or some that are there.
+    pub fn copy(&mut self, color: u64, count: u64, again: bool) -> Result<bool, String> {
+        let mut copy = if again { self.settled(color, count) } else { Vec::new() };
+        if copy.is_empty() {
+            // Entries number nothing in epochs that are copied to.
+            let goes_on = self.copied_upto.filter(|(c, end)| *c == color && end.epoch().0 + 1 == self.epoch);
+            let first = goes_on.filter(|_| self.below(2) == 0).map(|(_, end)| end).unwrap_or_else(|| {
+                self.epoch += 2;
+                self.next.clear();
+                SeqNum::first_of(Epoch(self.epoch - 1))
+            });
+            self.copied_upto = first.plus(count as u32).map(|end| (color, end));
+            copy = (0..count as u32).map(|i| (first.plus(i).unwrap(), record(first.counter() + i))).collect();
+        }
+        let (first, records) = (copy[0].0, copy.into_iter().map(|(_, record)| record).collect::<Vec<_>>());
+        let result = self.store.copy(Color(color), first, &records);
+        let done = self.did(result, Write::Copied(Color(color), first, records))?;
+        self.copied += u64::from(done);
+        Ok(done)
+    }
+
+    /// Some records that nobody can take back, their numbers in a row.
+    fn settled(&mut self, color: u64, count: u64) -> Vec<(SeqNum, Record)> {
+        let committed = self.committed;
+        let settled = |write: &&Write| !matches!(write, Write::Entry(entry) if entry.lsn > committed);
+        let writes: Vec<Write> = self.writes.iter().filter(settled).cloned().collect();
+        let records = Expected::after(&writes).records;
+        let records =
+            records.into_iter().filter(|((c, _), _)| c.0 == color).map(|((_, number), record)| (number, record));
+        let records: Vec<_> = records.collect();
+        let from = self.below(records.len().max(1) as u64) as usize;
+        let mut run: Vec<(SeqNum, Record)> = Vec::new();
+        for (number, record) in records.into_iter().skip(from).take(count as usize) {
+            if run.last().is_some_and(|(last, _)| last.plus(1) != Some(number)) {
+                break;
+            }
+            run.push((number, record));
+        }
+        run
+    }
+
+    /// Takes back a `share`, in percent, of the entries that are not committed: the last of them.
+    pub fn truncate(&mut self, share: u64) -> Result<(), String> {
+        let go: Vec<Arc<Entry>> = {
+            let entries = standing(&self.writes).into_iter().map(|(_, entry)| entry);
+            entries.filter(|entry| entry.lsn > self.committed).cloned().map(Arc::new).collect()
+        };
+        let stay = go.len() - (go.len() * share as usize).div_ceil(100);
+        let upto = Lsn(self.lsn.0 - (go.len() - stay) as u64);
+        let result = self.store.truncate(upto, &go[stay..]);
+        // Without entries nothing is written.
+        if stay < go.len() && self.did(result, Write::Truncate(upto))? {
+            self.lsn = upto;
+            self.taken_back += (go.len() - stay) as u64;
+            self.epoch += 1;
+            if self.below(2) == 0 {
+                self.next.clear();
+                return Ok(());
+            }
+            // The next leaf may give the same numbers to others, within the same epoch.
+            let mut ends = BTreeMap::new();
+            for (_, entry) in standing(&self.writes) {
+                match &entry.body {
+                    Body::Assign(assigns) => ends.extend(assigns.iter().map(|assign| (assign.color.0, assign.end()))),
+                    Body::Hole { color, first, count } => ends.extend(first.plus(*count).map(|end| (color.0, end))),
+                    _ => {}
+                }
+            }
+            self.next.retain(|color, next| match ends.get(color) {
+                Some(end) if end.epoch() == next.epoch() => {
+                    *next = *end;
+                    true
+                }
+                _ => false,
+            });
+        }
+        Ok(())
+    }
+
+    /// A checkpoint far above the last entry, as after copying: all that is there is settled.
+    pub fn jump(&mut self) -> Result<(), String> {
+        let upto = Lsn(self.lsn.0 + 1 + self.below(50));
+        let result = self.store.checkpoint(upto, b"jump");
+        if self.did(result, Write::Checkpoint(upto, b"jump".to_vec()))? {
+            self.committed = upto;
+            self.lsn = upto;
+        }
+        Ok(())
+    }
+
     pub fn seal(&mut self) -> Result<(), String> {
         let n = self.below(1000) as u32;
         let incarnation = Incarnation { position: Position(0), epoch: Epoch(n), uuid: Uuid::from_u128(n.into()) };
@@ -510,7 +650,8 @@ impl World {
         // The model goes on from what is there.
         let expected = Expected::after(&self.writes);
         self.lsn = recovered.entries.last().map_or(expected.checkpoint.as_ref().map_or(Lsn(0), |c| c.0), |e| e.lsn);
-        self.committed = self.lsn;
+        // What was known to be committed is so, as far as it is still there.
+        self.committed = self.committed.min(self.lsn);
         self.epoch += 1;
         self.next.clear();
         // Before the replica has told the trim points again, old numbers may be there, but not wrong ones.
@@ -553,12 +694,16 @@ impl World {
             draw: SplitMix(seed),
             seq: writes.iter().fold(0, next_seq),
             lsn: Lsn(0),
-            committed: Lsn(0),
+            // Some of what is there may have moved: all of it counts as committed.
+            committed: Lsn(u64::MAX),
             next: BTreeMap::new(),
             epoch: 100,
             full: 0,
             freed: 0,
             moved: 0,
+            copied_upto: None,
+            copied: 0,
+            taken_back: 0,
         };
         world.reopen(media, Some(folder), Fences::AtOnce)?;
         Ok(world)
@@ -607,13 +752,22 @@ impl World {
         match what {
             0..=29 => self.stage(300).map(|_| ()),
             30..=54 => self.assign(),
-            55..=57 => self.hole(),
-            58 => self.new_epoch(),
-            59..=63 => {
+            55..=56 => self.hole(),
+            57 => self.new_epoch(),
+            58..=60 => {
                 let (color, share) = (1 + self.below(3), 50 + self.below(51));
                 self.trim(color, share)
             }
-            64..=65 => self.drop_one(),
+            61 => self.drop_one(),
+            62..=63 => {
+                let (color, count, again) = (1 + self.below(3), 1 + self.below(12), self.below(3) == 0);
+                self.copy(color, count, again).map(|_| ())
+            }
+            64 => {
+                let share = self.below(101);
+                self.truncate(share)
+            }
+            65 => self.jump(),
             66 => self.seal(),
             67 => self.checkpoint(),
             68..=72 if self.store.checkpoint_wanted() => self.checkpoint(),
