@@ -294,7 +294,7 @@ impl<'a, D: Device> Reader<'a, D> {
         let mut upper = Place::new(u32::MAX, u32::MAX);
         loop {
             match search.below(upper)? {
-                Attempt::Found(found) => return Ok(found),
+                Attempt::Found(found) => return Ok(*found),
                 // Each attempt is cut off before the last one's bad place, so this ends.
                 Attempt::Bad(place) if place >= search.facts.fenced => upper = place,
                 Attempt::Bad(place) => return Err(Problem::Corrupt(search.byte_of(place))),
@@ -385,7 +385,7 @@ impl Facts {
 }
 
 enum Attempt {
-    Found(Found),
+    Found(Box<Found>),
     Bad(Place),
 }
 
@@ -410,14 +410,14 @@ impl<D: Device> Search<'_, D> {
             if self.facts.fenced > start {
                 return Ok(Attempt::Bad(start));
             }
-            return Ok(Attempt::Found(Found {
+            return Ok(Attempt::Found(Box::new(Found {
                 chain: Vec::new(),
                 checkpoint: None,
                 taken_back: Vec::new(),
                 clean: false,
                 fenced: start,
                 generation: self.facts.generation,
-            }));
+            })));
         };
         let mut end = Place::new(head, scan.good);
         let cut = end >= upper;
@@ -462,7 +462,7 @@ impl<D: Device> Search<'_, D> {
         let clean = scan.clean && !cut;
         let taken_back = self.taken_back(&slots, checkpoint.as_ref());
         let Facts { fenced, generation, .. } = self.facts;
-        Ok(Attempt::Found(Found { chain: slots, checkpoint, taken_back, clean, fenced, generation }))
+        Ok(Attempt::Found(Box::new(Found { chain: slots, checkpoint, taken_back, clean, fenced, generation })))
     }
 
     /// What the log says to be taken back, in its segments or in its checkpoint.

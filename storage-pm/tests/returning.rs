@@ -25,7 +25,7 @@ fn at(epoch: u32, counter: u32) -> SeqNum {
 /// Records that tell which they are: with tags, and empty ones among them.
 fn records(from: u32, count: u32) -> Vec<Record> {
     let tags = |i: u32| (0..i % 3).map(|t| Tag::new(vec![t as u8; t as usize]).unwrap()).collect();
-    let payload = |i: u32| if i % 4 == 0 { Vec::new() } else { vec![i as u8; (i % 50) as usize * 4] };
+    let payload = |i: u32| if i.is_multiple_of(4) { Vec::new() } else { vec![i as u8; (i % 50) as usize * 4] };
     (from..from + count).map(|i| Record::with_tags(payload(i), tags(i)).unwrap()).collect()
 }
 
