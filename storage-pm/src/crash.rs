@@ -177,7 +177,7 @@ impl Run {
             Op::NewView => self.world.new_view(),
             Op::Checkpoint => self.world.checkpoint(),
             // The second time what is there already.
-            Op::Copy => self.world.copy(1, 2, self.world.copied % 2 == 1).map(|_| ()),
+            Op::Copy => self.world.copy(1, 2, !self.world.copied.is_multiple_of(2)).map(|_| ()),
             Op::Truncate => self.world.truncate(50),
             Op::Move => {
                 self.world.checkpoint_all()?;

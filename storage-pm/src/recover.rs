@@ -73,7 +73,8 @@ impl Found {
     /// checkpoint's list lacks it.
     pub(crate) fn is_taken_back_since(&self, place: Place, lsn: Lsn) -> bool {
         let name = self.checkpoint.as_ref().map_or(Place::default(), |(name, _)| *name);
-        self.taken_back.iter().any(|taken| taken.place > name && taken.covers(place, lsn))
+        // Places of the shard log are used again, so a later one may cover it too: the first is the one that took it back.
+        self.taken_back.iter().find(|taken| taken.covers(place, lsn)).is_some_and(|taken| taken.place > name)
     }
 }
 

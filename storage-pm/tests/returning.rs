@@ -287,6 +287,24 @@ fn a_checkpoint_before_or_behind_a_truncation_changes_nothing() {
     }
 }
 
+/// An append that was dropped after its entry was taken back does not come back when that entry's place is taken back again.
+#[test]
+fn what_was_dropped_stays_so_when_its_place_is_taken_back_again() {
+    let media = SimMedia::new(1 << 20);
+    let (mut store, _) = open(&media, options(4096, 12)).unwrap();
+    let first = half_settled_at(&mut store, 1);
+    store.truncate(Lsn(0), &first).unwrap();
+    store.drop_staged(&[token(2)]);
+    store.checkpoint(Lsn(0), b"").unwrap();
+    let again = later(1, 2, one(3, at(2, 0), 1));
+    store.append(&again).unwrap();
+    store.truncate(Lsn(0), &entries(&[again])).unwrap();
+    fence_any(&mut store);
+    assert_eq!(look(&media, None).findings, vec![]);
+    let (store, recovered) = open(&media, options(4096, 12)).unwrap();
+    assert_eq!((lsns(&recovered), tokens(&recovered), store.usage().staged_tokens), (vec![], vec![3], 1));
+}
+
 /// An entry that was taken back must stay so when the segment that said it is gone, as long as its own is there.
 #[test]
 fn what_is_taken_back_stays_so_when_the_segment_that_says_it_is_used_again() {

@@ -524,7 +524,7 @@ impl World {
         run
     }
 
-    /// Takes back the last entries, as many of them as are not committed, or a `share` of those in percent.
+    /// Takes back a `share`, in percent, of the entries that are not committed: the last of them.
     pub fn truncate(&mut self, share: u64) -> Result<(), String> {
         let go: Vec<Arc<Entry>> = {
             let entries = standing(&self.writes).into_iter().map(|(_, entry)| entry);
