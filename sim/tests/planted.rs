@@ -20,7 +20,7 @@ fn broken_by(bug: Bug) -> &'static [Invariant] {
         Bug::UncommittedRead => &[I::SettledBeforeShown],
         Bug::LocalTail => &[I::StaysReadable],
         Bug::WrongEpochEnd => &[I::AlikeBelowStable],
-        Bug::TrimsOneMore => &[I::StaysReadable, I::AlikeBelowStable],
+        Bug::TrimsOneMore => &[I::StaysReadable, I::AlikeBelowStable, I::OnEveryMember],
         Bug::SilentRefusal => &[I::Bounds],
         // The member sees the gap in its log, and stops.
         Bug::LosesStream => &[I::Liveness],
@@ -28,7 +28,8 @@ fn broken_by(bug: Bug) -> &'static [Invariant] {
         Bug::LosesCopies | Bug::NotTruncated | Bug::JoinsEarly => &[I::OnEveryMember],
         Bug::ViewWithoutCondition => &[I::OnEveryMember, I::Liveness],
         Bug::LossNotTold | Bug::DroppedStaysOut => &[I::Liveness],
-        Bug::ReportsCutShort => &[I::OnEveryMember, I::OneNumberOneRecord, I::OldIncarnations],
+        // What was committed is written over, or the members pass by what the new leaf writes in its place.
+        Bug::ReportsCutShort => &[I::OnEveryMember, I::OneNumberOneRecord, I::OldIncarnations, I::Liveness],
     }
 }
 
