@@ -629,10 +629,12 @@ impl Replica {
     pub(crate) fn tell_settled(&mut self, view: &View, out: &mut Vec<Output>) {
         // What it learns by copying is of the past.
         if self.learning.is_none() {
-            let joins = self.outside && view.members.contains(&self.id);
-            self.outside = !view.members.contains(&self.id);
-            if joins {
-                self.report_staged(out);
+            let (was, is) = (self.outside, !view.members.contains(&self.id));
+            self.outside = is;
+            match (was, is) {
+                (true, false) => self.report_staged(out),
+                (false, true) => self.turn_away(out),
+                _ => {}
             }
         }
         let commit = self.log.commit();

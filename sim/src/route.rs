@@ -173,8 +173,7 @@ impl World {
             if let ToMember::Learn { from, .. } = &of.message
                 && *from != replica_id(at)
             {
-                let since = self.history.committed.len() as u64;
-                self.machines[at].up_mut().into_iter().for_each(|member| member.outside = Some(since));
+                self.machines[at].up_mut().into_iter().for_each(|member| member.outside = Some(u64::MAX));
             }
             return self.member_input(at, Input::Leaf(of));
         }
@@ -265,19 +264,17 @@ impl World {
 
     /// One that is outside serves nobody, and no member denies a session that is open.
     fn check_answer(&mut self, at: usize, answer: &Answer) -> Result<(), Violation> {
-        let Some(member) = self.machines[at].up_mut() else { return Ok(()) };
-        if let Some(since) = member.outside {
-            let (from, upto) = (since as usize, member.replica.commit().0 as usize);
-            let log = &self.history.ledgers[at].log;
-            let lets_in = |entry: &Arc<Entry>| match &entry.body {
-                Body::NewView(view) => view.members.contains(&replica_id(at)),
-                _ => false,
-            };
-            if log.get(from..upto.min(log.len())).is_some_and(|entries| entries.iter().any(lets_in)) {
-                member.outside = None;
-            }
-        }
-        outside::answers(at, member.outside.is_some(), answer)?;
+        let Some(member) = self.machines[at].up() else { return Ok(()) };
+        let (copied, upto) = (member.outside, member.replica.commit().0);
+        let log = &self.history.ledgers[at].log;
+        let views = log.iter().rev().skip_while(|entry| entry.lsn.0 > upto).filter_map(|entry| match &entry.body {
+            Body::NewView(view) => Some((entry.lsn.0, view)),
+            _ => None,
+        });
+        let is_in =
+            |copied: u64| views.take(1).any(|(lsn, view)| lsn > copied && view.members.contains(&replica_id(at)));
+        let is_outside = copied.is_some_and(|copied| !is_in(copied));
+        outside::answers(at, is_outside, answer)?;
         if let Answer::Appended(appended) = answer
             && !appended.settled
         {
@@ -310,7 +307,10 @@ impl World {
             }
             ToLeaf::Persisted(list) => i02::reports_staged(&self.history, at, list)?,
             ToLeaf::Acked(lsn) => i02::acknowledges(&self.history, at, *lsn)?,
-            ToLeaf::Learned { upto } => i02::has_all(&self.history, at, *upto)?,
+            ToLeaf::Learned { upto } => {
+                i02::has_all(&self.history, at, *upto)?;
+                self.machines[at].up_mut().into_iter().for_each(|member| member.outside = Some(upto.0));
+            }
             ToLeaf::OpenSession { .. }
             | ToLeaf::CloseSession { .. }
             | ToLeaf::Trim { .. }

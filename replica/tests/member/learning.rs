@@ -338,23 +338,28 @@ fn a_view_of_the_past_lets_nobody_in() {
     ));
 }
 
+fn is_turned_away(answers: &[Output]) -> bool {
+    matches!(answers, [Output::Answer { answer: Answer::Failed { why: Failure::NotReady(_), .. }, .. }])
+}
+
 #[test]
-fn one_that_went_down_while_it_learned_serves_nobody_either() {
-    let (mut member, session) = Bench::serving();
-    settled(&mut member, session, 1);
-    member.commit(Body::NewView(View { number: ViewNumber(2), members: vec![ReplicaId(1)] }));
-    let mut learner = Bench::fresh();
-    learner.seal(1);
-    let said = learner.leaf(ToMember::Learn { from: OTHER, behind: Lsn(member.lsn) });
-    copy(&mut learner, &mut member, said);
-    learner.fence();
-    learner.fence();
-    let mut learner = learner.restart();
-    let not_ready = learner.read(n(1, 0));
-    assert!(matches!(
-        &not_ready[..],
-        [Output::Answer { answer: Answer::Failed { why: Failure::NotReady(_), .. }, .. }]
-    ));
+fn one_whose_log_says_that_it_is_no_member_serves_nobody_after_a_restart() {
+    let body = Body::NewView(View { number: ViewNumber(2), members: vec![OTHER] });
+    let entries = vec![Entry { lsn: Lsn(1), epoch: Epoch(1), body }];
+    let mut bench = Bench::over(Recovered { entries, ..Recovered::default() });
+    assert!(is_turned_away(&bench.read(n(1, 0))));
+}
+
+#[test]
+fn one_that_learns_that_it_was_dropped_turns_away_who_waits() {
+    let (mut bench, session) = Bench::serving();
+    bench.settle(session, 1, "a", n(1, 0));
+    bench.ask(Request::Read { id: 9, color: COLOR, number: n(1, 0), wait_micros: SECOND });
+    bench.ask(Request::Subscribe { id: 10, color: COLOR, tag: None, from: n(1, 1), credit: 100 });
+    let told = bench.commit(Body::NewView(View { number: ViewNumber(2), members: vec![OTHER] }));
+    let turned_away = told.iter().filter(|output| is_turned_away(std::slice::from_ref(*output)));
+    assert_eq!(turned_away.count(), 2, "{told:?}");
+    assert_eq!(bench.fetch(), []);
 }
 
 #[test]
