@@ -370,8 +370,9 @@ fn a_learner_that_reports_while_a_drop_is_in_doubt_is_taught() {
 #[test]
 fn what_a_learner_has_staged_counts_once_it_has_joined() {
     let mut rig = Rig::serving(&[A, B], 1);
-    rig.learner_follows(11);
-    rig.say(D, ToLeaf::Acked(Lsn(11)));
+    rig.input(Input::Present(D));
+    rig.wait(0);
+    rig.say(D, ToLeaf::Sealed(Box::new(report(3))));
     // Numbered, committed and forgotten before the learner's report arrives.
     rig.order(1, &[A, B]);
     rig.flush();
@@ -449,11 +450,11 @@ fn what_waited_for_a_learner_that_is_lost_comes_before_all_else() {
     rig.order(1, &[A, B]);
     rig.flush();
     rig.learner_follows(11);
+    rig.say(A, ToLeaf::OpenSession { nonce: Uuid::from_u128(7) });
     rig.flush();
-    assert_eq!(rig.grant(1, 0), [], "it waits");
+    assert_eq!((rig.grant(1, 0), rig.flush()), (vec![], vec![]), "it waits");
     rig.input(Input::Lost(D));
-    rig.order(2, &[A, B]);
-    assert_eq!(rig.flush()[..2], entries(&[A, B], 12, vec![assign(1, 0)], 11));
+    assert_eq!(rig.flush(), entries(&[A, B], 13, vec![assign(1, 0)], 11));
 }
 
 #[test]
