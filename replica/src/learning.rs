@@ -112,10 +112,8 @@ impl Replica {
         &mut self,
         from: ReplicaId,
         copy: u64,
-        same: Lsn,
-        upto: Lsn,
-        piece: &Bytes,
-        whole: bool,
+        (same, upto): (Lsn, Lsn),
+        (piece, whole): (&Bytes, bool),
         out: &mut Vec<Output>,
     ) {
         let Some(Learning { step: Step::State(bytes), .. }) = self.copy_of(from, copy) else { return };
@@ -366,7 +364,7 @@ impl Replica {
                 out.push(Output::Fetch { fetch, color, from: first, upto, max_records, max_bytes });
             }
             PeerMessage::CopyState { copy, same, upto, piece, whole } => {
-                self.on_copy_state(from, copy, same, upto, &piece, whole, out);
+                self.on_copy_state(from, copy, (same, upto), (&piece, whole), out);
             }
             PeerMessage::Copied { copy: BY_NUMBER, color, records, covered } => {
                 self.on_read_by_number(from, color, records, covered, out);
