@@ -61,8 +61,8 @@ fn without_faults_nothing_is_lost_and_most_is_acknowledged() {
         acknowledged += report.acknowledged;
         without += u32::from(report.acknowledged == 0);
     }
-    // In a run or two whoever appends has no turn before the end.
-    assert!(acknowledged > 800 && without <= 2, "{acknowledged} in all, none in {without} runs");
+    // In a few runs whoever appends dies, or has no turn, before its session is open.
+    assert!(acknowledged > 800 && without <= 5, "{acknowledged} in all, none in {without} runs");
 }
 
 /// Nothing that the simulator says counts before this holds: every event, in words, is the same the second time.
