@@ -170,7 +170,11 @@ impl Replica {
                         let session = self.sessions.get_mut(&token.session);
                         match session.map(|session| (session.get(token.seq), session)) {
                             Some((Some(slot), session)) if slot.digest != 0 => {
-                                let slot = Slot { state: SlotState::Staged, records: assign.records, ..slot };
+                                // Its records may have been staged right before, and not be durable yet.
+                                let waits = |p: &Pending| matches!(p, Pending::Stage(staged) if *staged == token);
+                                let waits = self.pending.iter().any(waits);
+                                let state = if waits { SlotState::Staging } else { SlotState::Staged };
+                                let slot = Slot { state, records: assign.records, ..slot };
                                 session.put(token.seq, slot);
                                 self.staged_tokens += 1;
                             }

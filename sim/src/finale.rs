@@ -36,10 +36,12 @@ impl World {
         }
         self.machines.iter_mut().for_each(|machine| machine.disarm());
         self.resolve()?;
+        self.join()?;
         self.audit()?;
         if self.chooser.one_in(2) {
             self.power_cut();
             self.resolve()?;
+            self.join()?;
             self.audit()?;
         }
         Ok(())

@@ -377,3 +377,19 @@ fn one_that_copied_what_a_newer_leaf_wrote_passes_by_what_the_old_one_says() {
     assert_eq!((learner.write(Body::CloseSession(session)), learner.written.len()), (vec![], 0));
     assert_eq!(learner.replica.summary().stopped, None);
 }
+
+#[test]
+fn what_is_taken_back_is_reported_once_it_is_durable() {
+    let (mut member, _) = Bench::serving();
+    let (mut learner, session) = Bench::serving();
+    member.commit(Body::NewView(view(2)));
+    learner.append(session, 1, "mine");
+    learner.write(assign(session, 1, n(1, 0)));
+    let said = learner.leaf(ToMember::Learn { from: OTHER, behind: Lsn(member.lsn) });
+    copy(&mut learner, &mut member, said);
+    let told = learner.leaf(ToMember::Seal);
+    let [Output::ToLeaf(Of { message: ToLeaf::Sealed(report), .. })] = &told[..] else { panic!("{told:?}") };
+    assert_eq!(report.staged, []);
+    let mine = staged_of(&make(session, 1, &["mine"]));
+    assert!(learner.fence().contains(&to_leaf(1, ToLeaf::Persisted(vec![mine]))));
+}
