@@ -340,9 +340,16 @@ impl Replica {
                 }
             }
             Body::OpenSession { nonce } => {
-                if let Some(session) = self.nonces.get(nonce).copied().filter(|id| id.lsn <= entry.lsn) {
+                let session = self.nonces.get(nonce).copied();
+                if session.is_none_or(|id| id.lsn <= entry.lsn) {
                     for (to, id) in self.opening.remove(nonce).unwrap_or_default() {
-                        out.push(Output::Answer { to, answer: Answer::SessionOpened { id, session } });
+                        let closed = || Failure::NotReady("the session was closed as idle before it was told".into());
+                        let answer = match session {
+                            Some(session) => Answer::SessionOpened { id, session },
+                            // An entry behind closes it: whoever waits asks again, and gets another.
+                            None => Answer::Failed { id, why: closed() },
+                        };
+                        out.push(Output::Answer { to, answer });
                     }
                 }
             }

@@ -174,7 +174,11 @@ impl Replica {
                         let session = self.sessions.get_mut(&token.session);
                         match session.map(|session| (session.get(token.seq), session)) {
                             Some((Some(slot), session)) if slot.digest != 0 => {
-                                let slot = Slot { state: SlotState::Staged, records: assign.records, ..slot };
+                                // Its records may have been staged right before, and not be durable yet.
+                                let waits = |p: &Pending| matches!(p, Pending::Stage(staged) if *staged == token);
+                                let waits = self.pending.iter().any(waits);
+                                let state = if waits { SlotState::Staging } else { SlotState::Staged };
+                                let slot = Slot { state, records: assign.records, ..slot };
                                 session.put(token.seq, slot);
                                 self.staged_tokens += 1;
                             }
@@ -631,10 +635,12 @@ impl Replica {
     pub(crate) fn tell_settled(&mut self, view: &View, out: &mut Vec<Output>) {
         // What it learns by copying is of the past.
         if self.learning.is_none() {
-            let joins = self.outside && view.members.contains(&self.id);
-            self.outside = !view.members.contains(&self.id);
-            if joins {
-                self.report_staged(out);
+            let (was, is) = (self.outside, !view.members.contains(&self.id));
+            self.outside = is;
+            match (was, is) {
+                (true, false) => self.report_staged(out),
+                (false, true) => self.turn_away(out),
+                _ => {}
             }
         }
         let commit = self.log.commit();

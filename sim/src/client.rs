@@ -99,9 +99,9 @@ impl Client {
         }
     }
 
-    /// Appends that are not resolved.
-    pub(crate) fn open(&self) -> usize {
-        self.open.len()
+    /// Whether it waits for appends or for its session.
+    pub(crate) fn waits(&self) -> bool {
+        self.alive && (!self.open.is_empty() || matches!(self.session, Session::Opening { .. }))
     }
 
     /// For people.

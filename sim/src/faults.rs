@@ -95,7 +95,8 @@ impl Kind {
             fixed,
             outside: if fixed { 0 } else { chooser.pick(&[0, 0, 1, 1, 2]) },
             min_view,
-            replica_timeout: chooser.pick(&[30_000, 100_000, 400_000]),
+            // Longer than a leaf waits before it has a member get what that lacks.
+            replica_timeout: chooser.pick(&[70_000, 150_000, 400_000]),
             fences,
             numbers_per_epoch: chooser.pick(&[20, 60, SeqNum::MAX_COUNT]),
             colors: chooser.between(1, 4),

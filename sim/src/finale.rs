@@ -2,6 +2,7 @@
 
 use flexlog_protocol::Color;
 
+use crate::client::Client;
 use crate::invariants::{Violation, i06_alike_below_stable as i06, i10_recovery, liveness};
 use crate::readers::Reader;
 use crate::world::{Action, Owner, World};
@@ -35,10 +36,12 @@ impl World {
         }
         self.machines.iter_mut().for_each(|machine| machine.disarm());
         self.resolve()?;
+        self.join()?;
         self.audit()?;
         if self.chooser.one_in(2) {
             self.power_cut();
             self.resolve()?;
+            self.join()?;
             self.audit()?;
         }
         Ok(())
@@ -90,14 +93,14 @@ impl World {
         self.join()?;
         for _ in 0..ROUNDS {
             let waiting = self.readers.iter().any(|reader| reader.open() > 0);
-            let open = self.clients.iter().any(|client| client.alive && client.open() > 0);
+            let open = self.clients.iter().any(Client::waits);
             let pending = self.sequencers.last().is_some_and(|sequencer| sequencer.leaf.status().pending > 0);
             if !waiting && !open && !pending {
                 return Ok(());
             }
             self.pass(ROUND_MICROS)?;
             for at in 0..self.clients.len() {
-                if self.clients[at].alive && self.clients[at].open() > 0 {
+                if self.clients[at].waits() {
                     self.client_acts(at, true);
                     self.client_acts(at, true);
                 }
@@ -143,8 +146,7 @@ impl World {
     }
 
     fn unresolved(&self) -> Result<(), Violation> {
-        let clients = self.clients.iter().filter(|client| client.alive && client.open() > 0);
-        if let Some(client) = clients.clone().next() {
+        if let Some(client) = self.clients.iter().find(|client| client.waits()) {
             let usage: Vec<_> = self.machines.iter().filter_map(|machine| machine.up()).map(usage).collect();
             return Err(liveness::stuck(format!("a client never has its answer: {}; {usage:?}", client.state())));
         }

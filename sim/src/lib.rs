@@ -25,6 +25,7 @@ mod net;
 mod readers;
 mod route;
 mod schedule;
+mod stores;
 mod world;
 
 pub use bug::Bug;

@@ -59,7 +59,8 @@ pub(crate) struct Member {
     /// The newest incarnation that it was asked to seal to, and whether it has.
     pub(crate) sealing: Option<Incarnation>,
     pub(crate) follows: Option<Incarnation>,
-    /// It was told to learn when its log ended here, and no view that it is in has committed behind that: it serves nobody.
+    /// It was told to learn, and has a copy up to here: it serves nobody before a view that it is in has committed behind
+    /// that.
     pub(crate) outside: Option<u64>,
 }
 

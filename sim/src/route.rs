@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use flexlog_protocol::api::{Answer, AppendRefusal, Request};
-use flexlog_protocol::media::{LogStore, StoreError};
+use flexlog_protocol::media::LogStore;
 use flexlog_protocol::peer::{FromParent, Of, PeerMessage, Staged, ToLeaf, ToMember, ToParent};
 use flexlog_protocol::{Body, Entry, Epoch, Lsn, ReplicaId, SeqNum};
-use flexlog_replica::{Input, Output, Persist};
+use flexlog_replica::{Input, Output};
 use flexlog_sequencer::{StopReason, ViewOutcome, tree};
 
 use crate::bug::Bug;
@@ -15,8 +15,7 @@ use crate::invariants::{
     Violation, i01_one_number_one_record as i01, i02_on_every_member as i02, i03_settled_before_shown as i03,
     i09_old_incarnations as i09, i12_bounds, outside,
 };
-use crate::ledger::Write;
-use crate::machine::{Job, SHARD, member_of, replica_id};
+use crate::machine::{SHARD, member_of, replica_id};
 use crate::net::{Fetch, Packet, Stream};
 use crate::world::{Owner, World};
 
@@ -174,8 +173,7 @@ impl World {
             if let ToMember::Learn { from, .. } = &of.message
                 && *from != replica_id(at)
             {
-                let since = self.history.committed.len() as u64;
-                self.machines[at].up_mut().into_iter().for_each(|member| member.outside = Some(since));
+                self.machines[at].up_mut().into_iter().for_each(|member| member.outside = Some(u64::MAX));
             }
             return self.member_input(at, Input::Leaf(of));
         }
@@ -266,19 +264,17 @@ impl World {
 
     /// One that is outside serves nobody, and no member denies a session that is open.
     fn check_answer(&mut self, at: usize, answer: &Answer) -> Result<(), Violation> {
-        let Some(member) = self.machines[at].up_mut() else { return Ok(()) };
-        if let Some(since) = member.outside {
-            let (from, upto) = (since as usize, member.replica.commit().0 as usize);
-            let log = &self.history.ledgers[at].log;
-            let lets_in = |entry: &Arc<Entry>| match &entry.body {
-                Body::NewView(view) => view.members.contains(&replica_id(at)),
-                _ => false,
-            };
-            if log.get(from..upto.min(log.len())).is_some_and(|entries| entries.iter().any(lets_in)) {
-                member.outside = None;
-            }
-        }
-        outside::answers(at, member.outside.is_some(), answer)?;
+        let Some(member) = self.machines[at].up() else { return Ok(()) };
+        let (copied, upto) = (member.outside, member.replica.commit().0);
+        let log = &self.history.ledgers[at].log;
+        let views = log.iter().rev().skip_while(|entry| entry.lsn.0 > upto).filter_map(|entry| match &entry.body {
+            Body::NewView(view) => Some((entry.lsn.0, view)),
+            _ => None,
+        });
+        let is_in =
+            |copied: u64| views.take(1).any(|(lsn, view)| lsn > copied && view.members.contains(&replica_id(at)));
+        let is_outside = copied.is_some_and(|copied| !is_in(copied));
+        outside::answers(at, is_outside, answer)?;
         if let Answer::Appended(appended) = answer
             && !appended.settled
         {
@@ -311,7 +307,10 @@ impl World {
             }
             ToLeaf::Persisted(list) => i02::reports_staged(&self.history, at, list)?,
             ToLeaf::Acked(lsn) => i02::acknowledges(&self.history, at, *lsn)?,
-            ToLeaf::Learned { upto } => i02::has_all(&self.history, at, *upto)?,
+            ToLeaf::Learned { upto } => {
+                i02::has_all(&self.history, at, *upto)?;
+                self.machines[at].up_mut().into_iter().for_each(|member| member.outside = Some(upto.0));
+            }
             ToLeaf::OpenSession { .. }
             | ToLeaf::CloseSession { .. }
             | ToLeaf::Trim { .. }
@@ -333,165 +332,6 @@ impl World {
             _ => Ok(records),
         };
         Some(Input::Fetched { fetch, result })
-    }
-
-    // ---- stores ----
-
-    fn write(&mut self, at: usize, what: Persist) -> Result<(), Violation> {
-        let unwritten = match &what {
-            Persist::Fence(_) => self.is_bug(Bug::SealWithoutFence),
-            Persist::Copy { .. } => self.is_bug(Bug::LosesCopies),
-            Persist::Truncate { .. } => self.is_bug(Bug::NotTruncated),
-            _ => false,
-        };
-        let Some(member) = self.machines[at].up_mut() else { return Ok(()) };
-        member.written += 1;
-        member.may_have_work = true;
-        if member.failed.is_some() || unwritten {
-            return self.history.writes(at, Write::Nothing);
-        }
-        let result = match &what {
-            Persist::Stage(append) => member.store.stage(append),
-            Persist::Entry(entry) => member.store.append(entry),
-            Persist::Fence(incarnation) => member.store.seal(*incarnation),
-            Persist::Copy { color, first, records } => member.store.copy(*color, *first, records),
-            Persist::Truncate { upto, entries } => member.store.truncate(*upto, entries),
-            Persist::Checkpoint { upto, state } => {
-                member.checkpointing = false;
-                member.store.checkpoint(*upto, state)
-            }
-        };
-        let full = matches!(result, Err(StoreError::Full { .. }));
-        let stage = if let Persist::Stage(append) = &what { Some(append.token()) } else { None };
-        let (checkpoint, copy) = (matches!(what, Persist::Checkpoint { .. }), matches!(what, Persist::Copy { .. }));
-        self.counts.copies += u64::from(copy && !full);
-        self.counts.truncations += u64::from(matches!(what, Persist::Truncate { .. }));
-        // Where the medium failed a part of it may be there.
-        let write = match what {
-            _ if full && (stage.is_some() || checkpoint || copy) => Write::Nothing,
-            Persist::Stage(append) => Write::Stage(append),
-            Persist::Entry(entry) => Write::Entry(entry),
-            Persist::Fence(incarnation) => Write::Fence(incarnation),
-            Persist::Checkpoint { upto, state } => Write::Checkpoint(upto, state),
-            Persist::Copy { color, first, records } => {
-                let counters = first.counter()..;
-                let numbers = records.iter().zip(counters).map(|(_, at)| (color, SeqNum::new(first.epoch(), at)));
-                Write::Copy(numbers.collect())
-            }
-            Persist::Truncate { upto, .. } => Write::Truncate(upto),
-        };
-        self.history.writes(at, write)?;
-        match (result, stage) {
-            (Ok(()), _) => {
-                if self.is_bug(Bug::DurableBeforeFence) {
-                    let upto = self.member(at).map_or(0, |member| member.written);
-                    self.push(Stream::Store { member: at }, Packet::Store(Input::Durable { upto }));
-                }
-                Ok(())
-            }
-            (Err(StoreError::Full { .. }), Some(token)) => {
-                self.history.ledgers[at].refused.insert(token);
-                self.push(Stream::Store { member: at }, Packet::Store(Input::StageRefused(token)));
-                Ok(())
-            }
-            (Err(StoreError::Full { .. }), None) if copy => {
-                self.push(Stream::Store { member: at }, Packet::Store(Input::CopyRefused));
-                Ok(())
-            }
-            (Err(StoreError::Full { .. }), None) if checkpoint => Ok(()),
-            (Err(error), _) => self.store_failed(at, &error.to_string()),
-        }
-    }
-
-    fn store_failed(&mut self, at: usize, why: &str) -> Result<(), Violation> {
-        if !self.machines[at].armed {
-            return self.stopped(&format!("the store of member {at}"), why);
-        }
-        if self.chooser.one_in(4) {
-            // Only the medium is broken.
-            (self.broken_stores, self.ever_broken) = (true, true);
-            if let Some(member) = self.machines[at].up_mut()
-                && member.failed.is_none()
-            {
-                member.failed = Some(why.to_owned());
-                self.push(Stream::Store { member: at }, Packet::Store(Input::StoreFailed(why.to_owned())));
-            }
-        } else {
-            self.power_fails = true;
-        }
-        Ok(())
-    }
-
-    /// Another thread does what it has for a store, or the store is asked what there is.
-    pub(crate) fn work(&mut self, at: usize) -> Result<(), Violation> {
-        let now = self.now;
-        let Some(member) = self.machines[at].up_mut() else { return Ok(()) };
-        if let Some(Job(work)) = member.job.take() {
-            let before = member.store.usage().ssd_records;
-            work();
-            self.counts.moves += u64::from(member.store.usage().ssd_records > before);
-            member.may_have_work = true;
-            return Ok(());
-        }
-        match member.store.background(now, member.replica.commit()) {
-            Ok(work) => {
-                member.may_have_work = false;
-                member.job = work.map(Job);
-                Ok(())
-            }
-            Err(error) => {
-                member.may_have_work = false;
-                self.store_failed(at, &error.to_string())
-            }
-        }
-    }
-
-    pub(crate) fn start_fence(&mut self, at: usize) -> Result<(), Violation> {
-        let Some(member) = self.machines[at].up_mut() else { return Ok(()) };
-        match member.store.fence() {
-            Ok(id) => {
-                let upto = member.written;
-                member.covered = upto;
-                member.fence = Some((id, upto));
-                if self.is_bug(Bug::EntriesDurableWhenFenceStarts) {
-                    self.push(Stream::Store { member: at }, Packet::Store(Input::Durable { upto }));
-                }
-                self.look_at_fence(at)
-            }
-            Err(error) => self.store_failed(at, &error.to_string()),
-        }
-    }
-
-    pub(crate) fn finish_fence(&mut self, at: usize) -> Result<(), Violation> {
-        self.machines[at].media.finish_fence();
-        self.look_at_fence(at)
-    }
-
-    fn look_at_fence(&mut self, at: usize) -> Result<(), Violation> {
-        let Some(member) = self.machines[at].up_mut() else { return Ok(()) };
-        let Some((id, upto)) = member.fence else { return Ok(()) };
-        match member.store.fenced() {
-            Ok(done) if done >= id => {
-                member.fence = None;
-                member.may_have_work = true;
-                self.history.durable_upto(at, upto)?;
-                self.push(Stream::Store { member: at }, Packet::Store(Input::Durable { upto }));
-                Ok(())
-            }
-            Ok(_) => Ok(()),
-            Err(error) => {
-                member.fence = None;
-                let why = error.to_string();
-                self.store_failed(at, &why)
-            }
-        }
-    }
-
-    pub(crate) fn want_checkpoint(&mut self, at: usize) {
-        if let Some(member) = self.machines[at].up_mut() {
-            member.checkpointing = true;
-            self.push(Stream::Store { member: at }, Packet::Store(Input::CheckpointWanted));
-        }
     }
 
     // ---- leaves and counters ----

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
-use flexlog_sim::{Config, Report, run};
+use flexlog_sim::{Config, Counts, Report, run};
 
 /// Runs a seed; on a violation it runs again, to say what led there.
 fn survives(seed: u64, config: Config) -> Report {
@@ -23,15 +23,17 @@ fn survives(seed: u64, config: Config) -> Report {
 /// after every crash, on every member, with the same number and the same bytes.
 #[test]
 fn whole_log_survives_lost_lines() {
-    let (mut crashes, mut acknowledged, mut refused) = (0, 0, 0);
+    let (mut acknowledged, mut counts) = (0, Counts::default());
     for seed in 1..=400 {
         let report = survives(seed, Config::default());
-        crashes += report.counts.crashes;
         acknowledged += report.acknowledged;
-        refused += report.counts.refused_images;
+        counts += report.counts;
     }
     // Runs in which nothing happens would survive too.
-    assert!(crashes > 2000 && acknowledged > 3000 && refused > 50, "{crashes} {acknowledged} {refused}");
+    let Counts { crashes, refused_images, partitions, lost_streams, views, added, copies, truncations, .. } = counts;
+    assert!(acknowledged > 3000 && crashes > 2000 && refused_images > 50, "{acknowledged} {counts:?}");
+    assert!(partitions > 1000 && lost_streams > 1500 && views > 500 && added > 300, "{counts:?}");
+    assert!(copies > 1000 && truncations > 8, "{counts:?}");
 }
 
 /// The same with views that change: members are dropped and taken in, processes are cut off from each other, stand still and
@@ -72,8 +74,8 @@ fn without_faults_nothing_is_lost_and_most_is_acknowledged() {
         acknowledged += report.acknowledged;
         without += u32::from(report.acknowledged == 0);
     }
-    // In a run or two whoever appends has no turn before the end.
-    assert!(acknowledged > 800 && without <= 2, "{acknowledged} in all, none in {without} runs");
+    // In a few runs whoever appends dies, or has no turn, before its session is open.
+    assert!(acknowledged > 800 && without <= 5, "{acknowledged} in all, none in {without} runs");
 }
 
 /// Nothing that the simulator says counts before this holds: every event, in words, is the same the second time.

@@ -20,15 +20,16 @@ fn broken_by(bug: Bug) -> &'static [Invariant] {
         Bug::UncommittedRead => &[I::SettledBeforeShown],
         Bug::LocalTail => &[I::StaysReadable],
         Bug::WrongEpochEnd => &[I::AlikeBelowStable],
-        Bug::TrimsOneMore => &[I::StaysReadable, I::AlikeBelowStable],
+        Bug::TrimsOneMore => &[I::StaysReadable, I::AlikeBelowStable, I::OnEveryMember],
         Bug::SilentRefusal => &[I::Bounds],
         // The member sees the gap in its log, and stops.
         Bug::LosesStream => &[I::Liveness],
         Bug::AskedAfterOne | Bug::CommittedByOne | Bug::NumbersBeforeNewView => &[I::OnEveryMember],
         Bug::LosesCopies | Bug::NotTruncated | Bug::JoinsEarly => &[I::OnEveryMember],
         Bug::ViewWithoutCondition => &[I::OnEveryMember, I::Liveness],
-        Bug::LossNotTold => &[I::Liveness],
-        // Or a member sees what is missing in its log, and stops.
+        Bug::LossNotTold | Bug::DroppedStaysOut => &[I::Liveness],
+        // What was committed is written over, or the members pass by what the new leaf writes in its place, or see
+        // what is missing in their log, and stop.
         Bug::ReportsCutShort => &[I::OnEveryMember, I::OneNumberOneRecord, I::OldIncarnations, I::Liveness],
     }
 }

@@ -106,8 +106,9 @@ async fn opening_words_are_exchanged_and_checked(mut bench: Bench) {
     assert_eq!(client.hello, Hello::node(cluster()));
     assert_eq!(node.hello, Hello::client(ClusterId::default()));
     assert_eq!(client.peer, bench.connector.address());
+    let versions = format!("speaks version 7 of the protocol, this node speaks {}", wire::VERSION);
     for (hello, words) in [
-        (Hello { version: 7, ..Hello::client(cluster()) }, "speaks version 7 of the protocol, this node speaks 2"),
+        (Hello { version: 7, ..Hello::client(cluster()) }, versions.as_str()),
         (Hello::client(ClusterId(Uuid::from_u128(78))), "is of cluster"),
         (Hello::node(cluster()), "both sides say that they are a node"),
     ] {

@@ -338,6 +338,10 @@ fn a_view_of_the_past_lets_nobody_in() {
     ));
 }
 
+fn is_turned_away(answers: &[Output]) -> bool {
+    matches!(answers, [Output::Answer { answer: Answer::Failed { why: Failure::NotReady(_), .. }, .. }])
+}
+
 #[test]
 fn one_that_went_down_outside_the_view_serves_nobody_either() {
     let (mut bench, _) = Bench::serving();
@@ -350,6 +354,26 @@ fn one_that_went_down_outside_the_view_serves_nobody_either() {
         &not_ready[..],
         [Output::Answer { answer: Answer::Failed { why: Failure::NotReady(_), .. }, .. }]
     ));
+}
+
+#[test]
+fn one_whose_log_says_that_it_is_no_member_serves_nobody_after_a_restart() {
+    let body = Body::NewView(View { number: ViewNumber(2), members: vec![OTHER] });
+    let entries = vec![Entry { lsn: Lsn(1), epoch: Epoch(1), body }];
+    let mut bench = Bench::over(Recovered { entries, ..Recovered::default() });
+    assert!(is_turned_away(&bench.read(n(1, 0))));
+}
+
+#[test]
+fn one_that_learns_that_it_was_dropped_turns_away_who_waits() {
+    let (mut bench, session) = Bench::serving();
+    bench.settle(session, 1, "a", n(1, 0));
+    bench.ask(Request::Read { id: 9, color: COLOR, number: n(1, 0), wait_micros: SECOND });
+    bench.ask(Request::Subscribe { id: 10, color: COLOR, tag: None, from: n(1, 1), credit: 100 });
+    let told = bench.commit(Body::NewView(View { number: ViewNumber(2), members: vec![OTHER] }));
+    let turned_away = told.iter().filter(|output| is_turned_away(std::slice::from_ref(*output)));
+    assert_eq!(turned_away.count(), 2, "{told:?}");
+    assert_eq!(bench.fetch(), []);
 }
 
 #[test]
@@ -366,4 +390,33 @@ fn one_that_copied_what_a_newer_leaf_wrote_passes_by_what_the_old_one_says() {
     learner.lsn = member.lsn;
     assert_eq!((learner.write(Body::CloseSession(session)), learner.written.len()), (vec![], 0));
     assert_eq!(learner.replica.summary().stopped, None);
+}
+
+#[test]
+fn what_is_taken_back_is_reported_once_it_is_durable() {
+    let (mut member, _) = Bench::serving();
+    let (mut learner, session) = Bench::serving();
+    member.commit(Body::NewView(view(2)));
+    learner.append(session, 1, "mine");
+    learner.write(assign(session, 1, n(1, 0)));
+    let said = learner.leaf(ToMember::Learn { from: OTHER, behind: Lsn(member.lsn) });
+    copy(&mut learner, &mut member, said);
+    let told = learner.leaf(ToMember::Seal);
+    let [Output::ToLeaf(Of { message: ToLeaf::Sealed(report), .. })] = &told[..] else { panic!("{told:?}") };
+    assert_eq!(report.staged, []);
+    let mine = staged_of(&make(session, 1, &["mine"]));
+    assert!(learner.fence().contains(&to_leaf(1, ToLeaf::Persisted(vec![mine]))));
+}
+
+#[test]
+fn a_session_that_is_closed_before_it_is_told_is_not_waited_for() {
+    let (mut bench, _) = Bench::serving();
+    let nonce = Uuid::from_u128(5);
+    let ask = Request::OpenSession { id: 4, shard: SHARD, nonce };
+    let asked = to_leaf(1, ToLeaf::OpenSession { nonce });
+    assert_eq!(bench.ask(ask.clone()), std::slice::from_ref(&asked));
+    bench.write(Body::OpenSession { nonce });
+    let session = SessionId { epoch: Epoch(1), lsn: Lsn(bench.lsn) };
+    assert!(is_turned_away(&bench.commit(Body::CloseSession(session))));
+    assert_eq!(bench.ask(ask), [asked], "it is asked for anew");
 }

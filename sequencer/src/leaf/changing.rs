@@ -44,13 +44,14 @@ impl Leaf {
                 None => self.stop(StopReason::Lost { member, last, commit }, out),
             };
         }
+        let was_cut = self.views.is_cut(place);
         self.views.joined_up(place);
         self.log.has(place, last);
         let committed = self.log.need(self.views.in_force());
         self.committed(committed, out);
         let commit = self.log.commit();
         // Also without entries: how far they are committed may have been said while it was not sent anything.
-        if let Some(entries) = self.log.behind(last) {
+        if let Some(entries) = self.log.behind(last).filter(|entries| was_cut || !entries.is_empty()) {
             self.to_place(place, ToMember::Entries { entries, commit }, out);
         }
         self.persisted(now, place, &report.staged, out);
