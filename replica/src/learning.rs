@@ -17,7 +17,7 @@ use flexlog_protocol::entry::push_assign;
 use flexlog_protocol::media::LogEnd;
 use flexlog_protocol::peer::{PeerMessage, Staged, ToLeaf};
 use flexlog_protocol::{
-    Append, Assign, Body, Color, Entry, Lsn, Record, ReplicaId, SeqNum, SessionId, Token, View, limits,
+    Append, Assign, Body, Color, Entry, Lsn, Record, ReplicaId, SeqNum, SessionId, Time, Token, View, limits,
 };
 
 use crate::checkpoint::{self, State};
@@ -32,6 +32,10 @@ use crate::session::{Slot, SlotState};
 const PIECE_BYTES: usize = 1 << 20;
 /// Bytes of records in one message.
 const COPY_BYTES: usize = 1 << 20;
+
+/// Microseconds after which one who was asked for the records of an entry is taken to have lost the question, or the answer
+/// to be lost: the next member is asked.
+const PULL_MICROS: u64 = 200_000;
 
 /// Not a copy: the records of an append that an entry waits for are read by their numbers. (Copies count from 1.)
 const BY_NUMBER: u64 = 0;
@@ -474,19 +478,45 @@ impl Replica {
 
     /// Asks a member of the view for an append; another one than `not`, if there is one.
     fn pull(&mut self, token: Token, not: Option<ReplicaId>, out: &mut Vec<Output>) {
-        let me = self.id;
+        let others = self.others();
+        let next = not.and_then(|not| others.iter().position(|id| *id == not)).map_or(0, |at| at + 1);
+        self.pull_from(&others, next, token, out);
+    }
+
+    fn pull_from(&mut self, others: &[ReplicaId], next: usize, token: Token, out: &mut Vec<Output>) {
+        if let Some(to) = others.get(next % others.len().max(1)) {
+            self.pulling.insert(token);
+            out.push(Output::ToPeer { to: *to, message: PeerMessage::Pull { token } });
+        }
+    }
+
+    /// The other members of the newest view that is known here.
+    fn others(&self) -> Vec<ReplicaId> {
         // Who joined later has it too, and who was there before may be gone.
         let later = self.blocked.iter().rev().find_map(|entry| match &entry.body {
             Body::NewView(view) => Some(view),
             _ => None,
         });
         let view = later.or(self.log.view_at(self.log.last().1));
-        let others: Vec<ReplicaId> =
-            view.iter().flat_map(|view| &view.members).copied().filter(|id| *id != me).collect();
-        let next = not.and_then(|not| others.iter().position(|id| *id == not)).map_or(0, |at| at + 1);
-        if let Some(to) = others.get(next % others.len().max(1)) {
-            self.pulling.insert(token);
-            out.push(Output::ToPeer { to: *to, message: PeerMessage::Pull { token } });
+        view.iter().flat_map(|view| &view.members).copied().filter(|id| *id != self.id).collect()
+    }
+
+    /// What entries wait for is asked for again after a while, of another member each time: whoever was asked may be gone
+    /// for good, and an answer that is lost with its stream is noticed by its sender alone.
+    pub(crate) fn ask_for_records_again(&mut self, now: Time, out: &mut Vec<Output>) {
+        if self.blocked.is_empty() || self.stopped.is_some() {
+            self.ask_again = None;
+            return;
+        }
+        let (at, round) = *self.ask_again.get_or_insert((now.after(PULL_MICROS), 0));
+        if now < at {
+            return;
+        }
+        self.ask_again = Some((now.after(PULL_MICROS), round + 1));
+        let others = self.others();
+        let lacking: Vec<Token> = self.blocked.iter().flat_map(|entry| self.lacking(entry)).collect();
+        for token in lacking {
+            self.pull_from(&others, round + 1, token, out);
         }
     }
 

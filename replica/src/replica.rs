@@ -117,6 +117,8 @@ pub struct Replica {
     pub(crate) copy_asks: Vec<CopyAsk>,
     /// Entries that wait for records, the first of them or one before it.
     pub(crate) blocked: VecDeque<Arc<Entry>>,
+    /// When their records are asked for again, and how often they were.
+    pub(crate) ask_again: Option<(Time, usize)>,
     /// Appends that another member got from here and that are not committed yet.
     pub(crate) gave: FxHashSet<Token>,
 }
@@ -163,6 +165,7 @@ impl Replica {
             next_copy: 0,
             copy_asks: Vec::new(),
             blocked: VecDeque::new(),
+            ask_again: None,
             gave: FxHashSet::default(),
         };
         let mut out = Vec::new();
@@ -220,7 +223,7 @@ impl Replica {
     /// When to be told [`Input::Tick`], if nothing else happens before.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
-        self.readers.next_deadline()
+        self.readers.next_deadline().into_iter().chain(self.ask_again.map(|(at, _)| at)).min()
     }
 
     /// The member in numbers.
@@ -287,6 +290,7 @@ impl Replica {
                 }
             }
         }
+        self.ask_for_records_again(now, out);
     }
 
     pub(crate) fn color_mut(&mut self, color: Color) -> &mut ColorState {

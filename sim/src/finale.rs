@@ -61,6 +61,11 @@ impl World {
             let busy = !options.is_empty();
             if busy {
                 options.extend(flushes);
+                // Whoever was replaced learns it from metadata in the end. Until then it may be busy with a replica that
+                // follows it still, for longer than anything here takes.
+                if self.sequencers.len() > 1 && self.history.event > latest - PATIENCE / 2 {
+                    options.push((Action::Retire, 1));
+                }
                 for (at, sequencer) in self.sequencers.iter().enumerate() {
                     if sequencer.leaf.next_deadline().is_some_and(|at| at <= self.now) {
                         options.push((Action::TickLeaf(at), 2));

@@ -53,7 +53,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { members: 3, events: 3000, faults: true, views: false, record: false, bug: None }
+        Self { members: 3, events: 3000, faults: true, views: true, record: false, bug: None }
     }
 }
 

@@ -181,12 +181,19 @@ fn an_entry_waits_for_the_records_that_it_numbers() {
     assert_eq!(bench.step(peer(PeerMessage::NotHere { token })), [ask(read)]);
     let none = PeerMessage::Copied { copy: 0, color: COLOR, records: vec![], covered: n(1, 1) };
     assert_eq!(bench.step(peer(none)), std::slice::from_ref(&pull), "there is only one to ask");
-    assert_eq!(bench.step(Input::PeerReplaced(OTHER)), [pull]);
+    assert_eq!(bench.step(Input::PeerReplaced(OTHER)), std::slice::from_ref(&pull));
+    // An answer that does not come is asked for again.
+    let at = bench.replica.next_deadline().unwrap();
+    assert_eq!(bench.step(Input::Tick), [], "not yet");
+    bench.now = at;
+    assert_eq!(bench.step(Input::Tick), [pull]);
+    assert!(bench.replica.next_deadline().is_some_and(|next| next > at));
     let record = make(session, 1, &["a"]).records()[0].clone();
     bench.step(peer(PeerMessage::Copied { copy: 0, color: COLOR, records: vec![(n(1, 0), record)], covered: n(1, 1) }));
     let told = bench.fence();
     assert!(told.contains(&to_leaf(1, ToLeaf::Acked(Lsn(bench.lsn)))), "{told:?}");
     assert!(matches!(bench.entries.last().map(|entry| &entry.body), Some(Body::CloseSession(_))));
+    assert_eq!(bench.replica.next_deadline(), None);
 }
 
 #[test]
