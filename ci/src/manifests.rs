@@ -48,6 +48,7 @@ const ALL: &[&str] = &[
     "flexlog-replica",
     "flexlog-client",
     "flexlog-node",
+    "flexlog-history",
     "flexlog-sim",
 ];
 
@@ -61,6 +62,7 @@ const RULES: &[Rule] = &[
     Rule { member: "client", package: "flexlog-client", may_use: &[PROTOCOL, TREE_CONFIG], runtime: Runtime::Yes },
     Rule { member: "node", package: "flexlog-node", may_use: ALL, runtime: Runtime::Yes },
     Rule { member: "sim", package: "flexlog-sim", may_use: ALL, runtime: Runtime::Never },
+    Rule { member: "history", package: "flexlog-history", may_use: &[], runtime: Runtime::Never },
     Rule { member: "model", package: "flexlog-model", may_use: &[], runtime: Runtime::Never },
     Rule { member: "bench", package: "bench", may_use: ALL, runtime: Runtime::Yes },
     Rule { member: "ci", package: "flexlog-ci", may_use: &[], runtime: Runtime::Never },

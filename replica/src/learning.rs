@@ -26,7 +26,7 @@ use crate::following::Origin;
 use crate::log::ShardLog;
 use crate::message::{Output, Persist};
 use crate::replica::{FetchFor, Pending, Replica};
-use crate::session::{Slot, SlotState};
+use crate::session::{Session, Slot, SlotState};
 
 /// Bytes of state in one message.
 const PIECE_BYTES: usize = 1 << 20;
@@ -201,7 +201,14 @@ impl Replica {
                     if self.nonces.get(nonce) == Some(&id) {
                         self.nonces.remove(nonce);
                     }
-                    self.sessions.remove(&id);
+                    // What waited in it for numbers has none to wait for; what had some is met in its entry.
+                    let session = self.sessions.remove(&id);
+                    for (seq, slot) in session.iter().flat_map(Session::slots) {
+                        if !matches!(slot.state, SlotState::Assigned(..)) {
+                            dropped.push(Token { shard: self.shard, session: id, seq });
+                            self.unstage(slot);
+                        }
+                    }
                 }
                 Body::CloseSession(id) => {
                     if let Some(session) = self.sessions.get(id) {
@@ -501,22 +508,24 @@ impl Replica {
         view.iter().flat_map(|view| &view.members).copied().filter(|id| *id != self.id).collect()
     }
 
-    /// What entries wait for is asked for again after a while, of another member each time: whoever was asked may be gone
-    /// for good, and an answer that is lost with its stream is noticed by its sender alone.
-    pub(crate) fn ask_for_records_again(&mut self, now: Time, out: &mut Vec<Output>) {
+    /// Sees to it that what entries wait for is asked for again after a while.
+    pub(crate) fn watch_pulls(&mut self, now: Time) {
         if self.blocked.is_empty() || self.stopped.is_some() {
             self.ask_again = None;
-            return;
+        } else {
+            self.ask_again.get_or_insert((now.after(PULL_MICROS), 1));
         }
-        let (at, round) = *self.ask_again.get_or_insert((now.after(PULL_MICROS), 0));
-        if now < at {
-            return;
-        }
+    }
+
+    /// Asks again for what entries wait for, another member each time: whoever was asked may be gone for good, and an
+    /// answer that is lost with its stream is noticed by its sender alone.
+    pub(crate) fn pull_again(&mut self, now: Time, out: &mut Vec<Output>) {
+        let Some((_, round)) = self.ask_again.filter(|(at, _)| *at <= now) else { return };
         self.ask_again = Some((now.after(PULL_MICROS), round + 1));
         let others = self.others();
         let lacking: Vec<Token> = self.blocked.iter().flat_map(|entry| self.lacking(entry)).collect();
         for token in lacking {
-            self.pull_from(&others, round + 1, token, out);
+            self.pull_from(&others, round, token, out);
         }
     }
 

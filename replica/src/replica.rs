@@ -288,9 +288,10 @@ impl Replica {
                         out.push(Output::Answer { to: ask.from, answer });
                     }
                 }
+                self.pull_again(now, out);
             }
         }
-        self.ask_for_records_again(now, out);
+        self.watch_pulls(now);
     }
 
     pub(crate) fn color_mut(&mut self, color: Color) -> &mut ColorState {

@@ -327,6 +327,21 @@ fn what_is_taken_back_before_it_is_durable_is_not_acknowledged() {
 }
 
 #[test]
+fn what_was_staged_in_a_session_that_is_taken_back_is_dropped() {
+    let (mut member, _) = Bench::serving();
+    let (mut learner, _) = Bench::serving();
+    // A session that only the learner has heard of, and an append in it.
+    learner.write(Body::OpenSession { nonce: Uuid::from_u128(9) });
+    let session = SessionId { epoch: Epoch(1), lsn: Lsn(learner.lsn) };
+    let append = make(session, 1, &["a"]);
+    learner.append(session, 1, "a");
+    learner.fence();
+    let said = learner.leaf(ToMember::Learn { from: OTHER, behind: Lsn(member.lsn) });
+    let rest = copy(&mut learner, &mut member, said);
+    assert!(rest.contains(&Output::DropStaged(vec![append.token()])), "{rest:?}");
+}
+
+#[test]
 fn a_view_of_the_past_lets_nobody_in() {
     let (mut member, session) = Bench::serving();
     let (mut learner, _) = Bench::serving();
