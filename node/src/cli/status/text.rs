@@ -191,6 +191,15 @@ fn store(status: &ReplicaStatus) -> String {
     if status.ssd_files > 0 {
         words.push_str(&format!(", SSD {} MiB, {} records", status.ssd_bytes >> 20, status.ssd_records));
     }
+    if status.damaged > 0 {
+        words.push_str(&format!("; {} found damaged, {} repaired", count(status.damaged, "record"), status.repaired));
+        if status.lost > 0 {
+            words.push_str(&format!(", {} lost", status.lost));
+        }
+    }
+    if status.scrub_passes > 0 {
+        words.push_str(&format!("; all read {} min ago", status.scrub_ended_secs / 60));
+    }
     words
 }
 
