@@ -3,8 +3,8 @@
 //! Whoever wanted such a record waits meanwhile, for a bounded time. Members are asked one after the other. Only when each
 //! of them has said that it has none that is whole is the record lost, and that is said with its color and number; as long
 //! as one did not answer, those who wait are told to try again. A member answers only for numbers that it knows to be
-//! settled, and not to be trimmed, so that what it lacks is not there. What it finds damaged on the way it mends, too, and
-//! does not wait for that, so no two members wait for each other.
+//! settled, and not to be trimmed, so that what it lacks is not there. Where its own is damaged it says so at once, and asks
+//! nobody for it: so no two members wait for each other, or ask each other without end. Its own readers and scrubs find it.
 
 use flexlog_protocol::api::{Answer, Failure};
 use flexlog_protocol::peer::PeerMessage;

@@ -338,9 +338,9 @@ impl Replica {
                 }
             }
             FetchFor::Copy { to, copy, .. } if is_mend(copy) => {
-                let message = PeerMessage::CannotCopy { copy, why: damage.why.clone(), damaged: true };
+                // It is not mended for that: members whose copies are all damaged would ask each other without end.
+                let message = PeerMessage::CannotCopy { copy, why: damage.why, damaged: true };
                 out.push(Output::ToPeer { to, message });
-                self.mend(now, damage, None, out);
             }
             FetchFor::Pull { to, token, .. } => {
                 out.push(Output::ToPeer { to, message: PeerMessage::NotHere { token } });

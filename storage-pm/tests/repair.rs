@@ -12,7 +12,7 @@ use each::{assign, entry, fence_any, n};
 use flexlog_protocol::media::{LogStore, ReadError, StoreError};
 use flexlog_protocol::{Append, Assign, Body, Color, Lsn, Record, SeqNum, Time};
 use flexlog_storage_pm::device::{SimDevice, SimMedia, SplitMix};
-use flexlog_storage_pm::inspect::{Depth, examine};
+use flexlog_storage_pm::inspect::{Depth, SegmentState, examine};
 use flexlog_storage_pm::ssd::{Folder, SimFolder};
 use flexlog_storage_pm::{Options, Store};
 use proptest::prelude::*;
@@ -38,6 +38,8 @@ struct World {
     rotten: u64,
     repaired: u64,
     files_hit: u64,
+    /// It cannot be told of every damaged place of a file which record it was.
+    blurred: bool,
 }
 
 impl World {
@@ -58,6 +60,7 @@ impl World {
             rotten: 0,
             repaired: 0,
             files_hit: 0,
+            blurred: false,
         }
     }
 
@@ -120,6 +123,7 @@ impl World {
                 self.folder.damage(&name, at, &[bytes[at] ^ bit]);
                 hit = true;
                 self.files_hit += 1;
+                self.blurred |= head;
             }
         }
         self.rotten += u64::from(hit);
@@ -173,7 +177,7 @@ impl World {
             }
         }
         let report = examine(&self.media.device(), "sim", Some(&self.folder), Depth::Everything);
-        assert!(report.is_sound(), "{:#?}", report.findings);
+        assert!(report.is_sound() || self.blurred, "{:#?}", report.findings);
     }
 
     fn work(&mut self) {
@@ -269,18 +273,23 @@ fn the_walks_hit_the_area_and_files() {
     assert!(rotten > 200 && repaired > 100 && files_hit > 30, "{rotten} rotten, {repaired} repaired, {files_hit} in files");
 }
 
-/// A store with eight records of 700 bytes, durable.
-fn eight() -> World {
+/// A store with records of 700 bytes, durable.
+fn filled() -> World {
     let mut world = World::new(1);
-    for i in 0..8 {
+    fill(&mut world, 30);
+    world
+}
+
+fn fill(world: &mut World, count: u64) {
+    for _ in 0..count {
+        let i = world.seq;
         let append = append(i + 1, 1, &[vec![i as u8 + 1; 700]]);
         world.store.stage(&append).unwrap();
         world.store.append(&assign(i + 1, i + 1, 1, i as u32, 1)).unwrap();
         fence_any(&mut world.store);
         world.records.insert((Color(1), n(i as u32)), append.records()[0].clone());
+        (world.lsn, world.seq) = (i + 1, i + 1);
     }
-    (world.lsn, world.seq) = (8, 8);
-    world
 }
 
 fn hit(world: &World, counter: u32) -> u64 {
@@ -292,7 +301,7 @@ fn hit(world: &World, counter: u32) -> u64 {
 
 #[test]
 fn only_what_is_damaged_and_not_trimmed_is_written() {
-    let mut world = eight();
+    let mut world = filled();
     let record = world.records[&(Color(1), n(3))].clone();
     assert!(!world.store.repair(Color(1), n(3), &record).unwrap(), "it is whole");
     let at = hit(&world, 3);
@@ -314,14 +323,21 @@ fn only_what_is_damaged_and_not_trimmed_is_written() {
 
 #[test]
 fn a_segment_that_damage_kept_back_moves_once_that_is_mended() {
-    let mut world = eight();
+    let mut world = filled();
+    let is_in_use = |world: &World| {
+        let report = examine(&world.media.device(), "sim", Some(&world.folder), Depth::Everything);
+        report.segments.iter().any(|segment| segment.state == SegmentState::Live && segment.generation == Some(1))
+    };
     hit(&world, 0);
     world.work();
-    let files = world.store.usage().ssd_files;
+    fill(&mut world, 10);
+    world.work();
+    assert!(is_in_use(&world) && world.store.usage().ssd_files > 0);
     world.mend();
+    fill(&mut world, 30);
     world.work();
-    world.work();
-    assert!(world.store.usage().ssd_files > files, "{:?}", world.store.usage());
+    assert!(!is_in_use(&world), "{:?}", world.store.usage());
+    world.check();
     world.restart();
     world.check();
 }
@@ -330,7 +346,7 @@ fn a_segment_that_damage_kept_back_moves_once_that_is_mended() {
 #[test]
 fn a_crash_before_the_fence_leaves_it_damaged_and_one_behind_it_does_not() {
     for fenced in [false, true] {
-        let mut world = eight();
+        let mut world = filled();
         hit(&world, 2);
         let record = world.records[&(Color(1), n(2))].clone();
         assert!(world.store.repair(Color(1), n(2), &record).unwrap());

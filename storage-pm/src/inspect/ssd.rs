@@ -115,10 +115,14 @@ impl Tier {
         report.ssd = Some(ssd);
     }
 
-    /// Tells what is wrong with the files. Damage is no fault where every record that it hit is whole elsewhere.
+    /// Tells what is wrong with the files. Damage is no fault where every record that it hit is whole elsewhere,
+    /// or trimmed.
     pub(super) fn damaged_records(&mut self, log: &Log, report: &mut Report) {
         for (file, faults) in std::mem::take(&mut self.faults) {
-            let whole = |(color, number)| self.numbers.has(color, number) || log.is_whole(color, number);
+            let whole = |(color, number)| {
+                let trimmed = log.trim(color).is_some_and(|point| point >= number);
+                trimmed || self.numbers.has(color, number) || log.is_whole(color, number)
+            };
             // The blocks with damage that was not repaired.
             let bad: Vec<u64> =
                 faults.iter().filter(|fault| !fault.record.is_some_and(whole)).filter_map(|fault| fault.within).collect();
@@ -126,7 +130,7 @@ impl Tier {
             for Fault { offset, what, record, .. } in &faults {
                 let of_block = record.is_none() && hit.contains(offset) && !bad.contains(offset);
                 if record.is_some_and(whole) || of_block {
-                    report.note(file.clone(), Some(*offset), format!("{what}, and all of it is whole where it is read"));
+                    report.note(file.clone(), Some(*offset), format!("{what}, and what it hit is trimmed, or whole where it is read"));
                 } else {
                     report.fault(file.clone(), Some(*offset), what.clone());
                 }
