@@ -334,8 +334,10 @@ fn a_segment_that_damage_kept_back_moves_once_that_is_mended() {
     world.work();
     assert!(is_in_use(&world) && world.store.usage().ssd_files > 0);
     world.mend();
-    fill(&mut world, 30);
-    world.work();
+    for _ in 0..4 {
+        fill(&mut world, 10);
+        world.work();
+    }
     assert!(!is_in_use(&world), "{:?}", world.store.usage());
     world.check();
     world.restart();

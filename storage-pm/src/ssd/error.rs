@@ -71,10 +71,10 @@ pub enum SsdError {
 }
 
 impl SsdError {
-    /// The same, where what comes before this number is whole elsewhere.
-    pub(crate) fn from_number(mut self, low: SeqNum) -> Self {
-        if let Self::Io { number, .. } | Self::Damaged { number, .. } = &mut self {
-            *number = low.max(*number);
+    /// The same for these numbers: those before are whole elsewhere, and up to the end there are others that are not.
+    pub(crate) fn of_numbers(mut self, low: SeqNum, upto: SeqNum) -> Self {
+        if let Self::Io { number, end, .. } | Self::Damaged { number, end, .. } = &mut self {
+            (*number, *end) = (low, upto);
         }
         self
     }

@@ -237,8 +237,8 @@ pub(crate) fn merge(
     // Damaged numbers that another file may have, each of them: from, and up to but not including.
     let mut bad: Option<(SeqNum, SeqNum, SsdError)> = None;
     while let Some(Reverse((bound, nth))) = heap.pop() {
-        if let Some((low, _, error)) = bad.take_if(|(low, ..)| *low < bound) {
-            return Err(error.from_number(low));
+        if let Some((low, end, error)) = bad.take_if(|(low, ..)| *low < bound) {
+            return Err(error.of_numbers(low, end));
         }
         let cursor = &mut cursors[nth];
         match cursor.items.pop_front() {
@@ -277,7 +277,7 @@ pub(crate) fn merge(
         heap.extend(next.map(|next| Reverse((next, nth))));
     }
     match bad {
-        Some((low, _, error)) => Err(error.from_number(low)),
+        Some((low, end, error)) => Err(error.of_numbers(low, end)),
         None => Ok(upto.max(from)),
     }
 }
