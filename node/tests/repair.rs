@@ -158,7 +158,9 @@ fn damage_that_nobody_reads_is_found_and_what_is_damaged_everywhere_is_named() {
 
     let server = start(folder.path(), "4000");
     wait_for(&server, "the end of a pass", |replicas| {
-        replicas.iter().all(|replica| replica["scrub_passes"].as_u64() > Some(0) && replica["scrubbed_bytes"].as_u64() > Some(1 << 24))
+        replicas.iter().all(|replica| {
+            replica["scrub_passes"].as_u64() > Some(0) && replica["scrubbed_bytes"].as_u64() > Some(1 << 24)
+        })
     });
     wait_for(&server, "the repair", |replicas| {
         replicas.iter().map(|replica| replica["repaired"].as_u64().unwrap()).sum::<u64>() == 2

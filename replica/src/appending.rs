@@ -5,7 +5,7 @@ use std::sync::Arc;
 use flexlog_protocol::api::{Answer, AppendRefusal, AppendRequest, Appended};
 use flexlog_protocol::entry::push_assign;
 use flexlog_protocol::peer::PeerMessage;
-use flexlog_protocol::{Time, Append, Assign, Lsn, ReplicaId, Token, limits};
+use flexlog_protocol::{Append, Assign, Lsn, ReplicaId, Time, Token, limits};
 
 use crate::message::{ConnId, Output, Persist};
 use crate::replica::{Pending, Replica};

@@ -527,7 +527,11 @@ impl<D: Device> Advanced<D> {
             if replayed.staged.values().any(|(_, staged, _)| staged.entry == *at) {
                 return Err(named(Problem::Corrupt(*at)));
             }
-            tracing::warn!(area = what, byte = at, "records here are damaged: they are to be repaired from another replica");
+            tracing::warn!(
+                area = what,
+                byte = at,
+                "records here are damaged: they are to be repaired from another replica"
+            );
         }
         let behind = |end: &Place| found.checkpoint.as_ref().is_none_or(|(name, _)| end.generation > name.generation);
         let since_checkpoint = found.chain.iter().filter(|(_, end)| behind(end)).count() as u64;

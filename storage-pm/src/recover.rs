@@ -311,12 +311,7 @@ impl<'a, D: Device> Reader<'a, D> {
 
     /// The entry at `offset` of a segment's bytes, if all of it but for records is as it was written; and whether those
     /// are, too.
-    pub(crate) fn head<'b>(
-        &self,
-        bytes: &'b [u8],
-        offset: usize,
-        generation: u32,
-    ) -> Option<(Header, &'b [u8], bool)> {
+    pub(crate) fn head<'b>(&self, bytes: &'b [u8], offset: usize, generation: u32) -> Option<(Header, &'b [u8], bool)> {
         head_entry(bytes, offset, Some(generation), self.seed)
     }
 

@@ -167,6 +167,12 @@ impl<D: Device> Store<D> {
         self.log.segment_bytes() as usize - self.log.next().offset as usize
     }
 
+    /// The byte of the area at which the entry of a record begins, if it is there.
+    #[cfg(test)]
+    pub(crate) fn entry_of(&self, color: Color, number: SeqNum) -> Option<u64> {
+        self.index.find(color, number).map(Loc::entry)
+    }
+
     #[cfg(test)]
     pub(crate) fn plant(&self, bug: Option<crate::ssd::PlantedBug>) {
         if let Some(tiers) = &self.tiers {
@@ -422,7 +428,8 @@ impl<D: Device> Store<D> {
         into: &mut Vec<(SeqNum, Record)>,
     ) -> Result<Reading, ReadError> {
         let here = self.index.prev(color, upto).filter(|(number, _)| *number >= from);
-        let found = here.map(|(number, loc)| self.read_at(color, number, loc, self.cache.as_ref()).map(|record| (number, record)));
+        let found = here
+            .map(|(number, loc)| self.read_at(color, number, loc, self.cache.as_ref()).map(|record| (number, record)));
         let from = here.map_or(from, |(number, _)| after(number));
         if let Some(tiers) = self.tiers.as_ref().filter(|_| from <= upto)
             && tiers.tier.highest(color).is_some_and(|highest| highest >= from)
@@ -439,13 +446,7 @@ impl<D: Device> Store<D> {
     }
 
     #[inline]
-    fn read_at(
-        &self,
-        color: Color,
-        number: SeqNum,
-        loc: Loc,
-        cache: Option<&Arc<Cache>>,
-    ) -> Result<Record, ReadError> {
+    fn read_at(&self, color: Color, number: SeqNum, loc: Loc, cache: Option<&Arc<Cache>>) -> Result<Record, ReadError> {
         let cache = cache.filter(|_| self.cache_area);
         if let Some(record) = cache.and_then(|cache| cache.get(color, number)) {
             return Ok(record);
@@ -453,7 +454,9 @@ impl<D: Device> Store<D> {
         let what = || self.log.what.clone();
         let record = match self.load(color, loc) {
             Ok(Some(record)) => record,
-            Ok(None) => return Err(ReadError::Damaged { what: what(), color, number, end: after(number), at: loc.entry() }),
+            Ok(None) => {
+                return Err(ReadError::Damaged { what: what(), color, number, end: after(number), at: loc.entry() });
+            }
             Err(source) => return Err(ReadError::Io { what: what(), color, number, end: after(number), source }),
         };
         if let Some(cache) = cache {

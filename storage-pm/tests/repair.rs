@@ -147,7 +147,8 @@ impl World {
                     }
                     Err(error) => panic!("{error}"),
                 };
-                let hit: Vec<_> = self.records.range((color, number)..(color, end)).map(|(k, r)| (*k, r.clone())).collect();
+                let hit: Vec<_> =
+                    self.records.range((color, number)..(color, end)).map(|(k, r)| (*k, r.clone())).collect();
                 for ((color, number), record) in hit {
                     let mut tries = 0;
                     loop {
@@ -270,7 +271,10 @@ fn the_walks_hit_the_area_and_files() {
         repaired += world.repaired;
         files_hit += world.files_hit;
     }
-    assert!(rotten > 200 && repaired > 100 && files_hit > 30, "{rotten} rotten, {repaired} repaired, {files_hit} in files");
+    assert!(
+        rotten > 200 && repaired > 100 && files_hit > 30,
+        "{rotten} rotten, {repaired} repaired, {files_hit} in files"
+    );
 }
 
 /// A store with records of 700 bytes, durable.
@@ -306,8 +310,11 @@ fn only_what_is_damaged_and_not_trimmed_is_written() {
     assert!(!world.store.repair(Color(1), n(3), &record).unwrap(), "it is whole");
     let at = hit(&world, 3);
     let error = world.store.read_through(Color(1), n(3), n(4), 1, 1, &mut vec![]).unwrap_err();
-    assert!(matches!(error, ReadError::Damaged { number, end, at: entry, .. }
-        if (number, end) == (n(3), n(4)) && entry < at && at - entry < 200), "{error}");
+    assert!(
+        matches!(error, ReadError::Damaged { number, end, at: entry, .. }
+        if (number, end) == (n(3), n(4)) && entry < at && at - entry < 200),
+        "{error}"
+    );
     let report = examine(&world.media.device(), "sim", Some(&world.folder), Depth::Everything);
     let faults: Vec<_> = report.faults().map(|fault| fault.what.clone()).collect();
     assert_eq!(faults, ["the record 1/1.3 is damaged"]);

@@ -318,9 +318,8 @@ fn damage_in_the_middle_is_reported_with_its_place() {
     let fence = store.fence().unwrap();
     store.wait(fence).unwrap();
     drop(store);
-    let place = |payload: &[u8]| {
-        media.bytes().windows(payload.len()).position(|window| window == payload).unwrap() as u64
-    };
+    let place =
+        |payload: &[u8]| media.bytes().windows(payload.len()).position(|window| window == payload).unwrap() as u64;
     // In the third record's payload: it is known which record that is.
     let copy = media.copy();
     copy.damage(place(&[3; 30]), &[99]);

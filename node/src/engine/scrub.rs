@@ -84,7 +84,8 @@ impl Engine {
     pub(super) fn scrub(&mut self, now: Time) {
         for at in 0..self.members.len() {
             let mut budget = PIECE_BYTES as u64;
-            while budget > 0 && self.members[at].scrub_at().is_some_and(|due| due <= now || budget < PIECE_BYTES as u64) {
+            while budget > 0 && self.members[at].scrub_at().is_some_and(|due| due <= now || budget < PIECE_BYTES as u64)
+            {
                 let member = &mut self.members[at];
                 let Some((color, from)) = member.next_scrub(now) else {
                     if member.scrub.began.is_none() {

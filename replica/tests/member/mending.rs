@@ -225,11 +225,17 @@ fn a_member_that_is_alone_says_at_once_that_it_is_lost() {
     bench.settle(session, 1, "p0", n(1, 0));
     bench.damaged.insert((COLOR, n(1, 0)));
     let outputs = bench.read(n(1, 0));
-    assert!(matches!(&outputs[..], [
-        Output::Damaged(_),
-        Output::Lost(_),
-        Output::Answer { answer: Answer::Failed { why: Failure::Unreadable(_), .. }, .. },
-    ]), "{outputs:?}");
+    assert!(
+        matches!(
+            &outputs[..],
+            [
+                Output::Damaged(_),
+                Output::Lost(_),
+                Output::Answer { answer: Answer::Failed { why: Failure::Unreadable(_), .. }, .. },
+            ]
+        ),
+        "{outputs:?}"
+    );
 }
 
 #[test]

@@ -392,7 +392,10 @@ impl<D: Device> Walk<'_, D> {
         for (token, waiting) in &log.waiting {
             report.segments[waiting.slot].staged += 1;
             if log.spoiled.contains_key(&waiting.at) {
-                report.bad(waiting.at, format!("a record of the append {token}, which waits for its numbers, is damaged"));
+                report.bad(
+                    waiting.at,
+                    format!("a record of the append {token}, which waits for its numbers, is damaged"),
+                );
             }
         }
         let (slot, end) = found.chain.last().map_or((None, Place::default()), |(slot, end)| (Some(*slot), *end));
@@ -424,7 +427,11 @@ impl Log {
             if self.trim(*color).is_some_and(|point| point >= *number) {
                 report.note(file, at, format!("the record {color}/{number}, which is trimmed, is damaged"));
             } else if self.repaired(*color, *number) || tier.numbers.has(*color, *number) {
-                report.note(file, at, format!("the record {color}/{number} is damaged here, and whole where it is read"));
+                report.note(
+                    file,
+                    at,
+                    format!("the record {color}/{number} is damaged here, and whole where it is read"),
+                );
             } else if known {
                 report.fault(file, at, format!("the record {color}/{number} is damaged"));
             } else {

@@ -124,13 +124,20 @@ impl Tier {
                 trimmed || self.numbers.has(color, number) || log.is_whole(color, number)
             };
             // The blocks with damage that was not repaired.
-            let bad: Vec<u64> =
-                faults.iter().filter(|fault| !fault.record.is_some_and(whole)).filter_map(|fault| fault.within).collect();
+            let bad: Vec<u64> = faults
+                .iter()
+                .filter(|fault| !fault.record.is_some_and(whole))
+                .filter_map(|fault| fault.within)
+                .collect();
             let hit: Vec<u64> = faults.iter().filter_map(|fault| fault.within).collect();
             for Fault { offset, what, record, .. } in &faults {
                 let of_block = record.is_none() && hit.contains(offset) && !bad.contains(offset);
                 if record.is_some_and(whole) || of_block {
-                    report.note(file.clone(), Some(*offset), format!("{what}, and what it hit is trimmed, or whole where it is read"));
+                    report.note(
+                        file.clone(),
+                        Some(*offset),
+                        format!("{what}, and what it hit is trimmed, or whole where it is read"),
+                    );
                 } else {
                     report.fault(file.clone(), Some(*offset), what.clone());
                 }

@@ -324,9 +324,7 @@ impl SsdFile {
         });
         match listed {
             Ok(true) => {}
-            Ok(false) => {
-                faults.push(Fault::new(sources.offset, "the sources are not the manifest's"))
-            }
+            Ok(false) => faults.push(Fault::new(sources.offset, "the sources are not the manifest's")),
             Err(error) => faults.push(Fault::new(sources.offset, error.to_string())),
         }
         faults

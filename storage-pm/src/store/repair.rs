@@ -19,12 +19,7 @@ use crate::ssd::after;
 
 impl<D: Device> Store<D> {
     /// See [`LogStore::repair`].
-    pub(super) fn put_repaired(
-        &mut self,
-        color: Color,
-        number: SeqNum,
-        record: &Record,
-    ) -> Result<bool, StoreError> {
+    pub(super) fn put_repaired(&mut self, color: Color, number: SeqNum, record: &Record) -> Result<bool, StoreError> {
         self.log.check()?;
         if self.index.trim_point(color).is_some_and(|point| point >= number) || self.is_whole(color, number) {
             return Ok(false);

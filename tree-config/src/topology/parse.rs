@@ -19,7 +19,8 @@ use crate::record::{MAX_ADDRESS_BYTES, MAX_POSITION_NAME_BYTES, is_word};
 const FILE_KEYS: &[&str] =
     &["cluster", "transport", "data", "certificates", "metadata", "failover", "storage", "sequencer", "shard"];
 const METADATA_KEYS: &[&str] = &["backend", "endpoints", "prefix"];
-pub(super) const STORAGE_KEYS: &[&str] = &["area_limit", "segment", "device", "high_mark", "cache", "ssd", "scrub_mib_s"];
+pub(super) const STORAGE_KEYS: &[&str] =
+    &["area_limit", "segment", "device", "high_mark", "cache", "ssd", "scrub_mib_s"];
 const FAILOVER_KEYS: &[&str] = &["detect_ms", "replica_timeout_ms"];
 const SEQUENCER_KEYS: &[&str] = &["name", "parent", "address", "linger_micros", "standbys"];
 const SHARD_KEYS: &[&str] = &["id", "leaf", "min_view", "replica"];

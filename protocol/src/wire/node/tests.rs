@@ -199,8 +199,7 @@ fn peer() -> impl Strategy<Value = PeerMessage> {
             let covered = SeqNum::new(Epoch(5), 0);
             PeerMessage::Copied { copy, color: append.color(), records, covered }
         }),
-        any::<(u64, bool)>()
-            .prop_map(|(copy, damaged)| PeerMessage::CannotCopy { copy, why: "gone".into(), damaged }),
+        any::<(u64, bool)>().prop_map(|(copy, damaged)| PeerMessage::CannotCopy { copy, why: "gone".into(), damaged }),
     ]
 }
 
