@@ -541,7 +541,6 @@ impl Replica {
 
     /// The records of an append that an entry waits for, by their numbers; if they are not all there, the next member is
     /// asked.
-    #[expect(clippy::too_many_arguments, reason = "the parts of a message")]
     fn on_read_by_number(
         &mut self,
         now: Time,

@@ -237,12 +237,11 @@ impl Replica {
             Some(FetchFor::Ask { ask, .. } | FetchFor::Search { ask, .. }) => {
                 out.push(Output::Answer { to: ask.from, answer: Answer::Failed { id: ask.id, why } });
             }
-            Some(FetchFor::Subscription { from, id, .. }) => {
-                if self.readers.subscription(from, id).is_some() {
-                    self.readers.unsubscribe(from, id);
-                    out.push(Output::Answer { to: from, answer: Answer::Failed { id, why } });
-                }
+            Some(FetchFor::Subscription { from, id, .. }) if self.readers.subscription(from, id).is_some() => {
+                self.readers.unsubscribe(from, id);
+                out.push(Output::Answer { to: from, answer: Answer::Failed { id, why } });
             }
+            Some(FetchFor::Subscription { .. }) => {}
             Some(FetchFor::Copy { to, copy, .. }) => {
                 let damaged = matches!(why, Failure::Unreadable(_));
                 let message = PeerMessage::CannotCopy { copy, why: why.to_string(), damaged };

@@ -200,6 +200,9 @@ impl Run {
     fn repair(&mut self) -> Result<(), String> {
         let Some((number, record)) = self.world.first(1) else { return Ok(()) };
         let Some(entry) = self.world.store.entry_of(Color(1), number) else { return Ok(()) };
+        // Behind it something says that it was durable.
+        self.world.hole()?;
+        self.fence()?;
         // Header, meta, one row, the number of tags; then the payload.
         self.world.media.damage(entry + 24 + 48 + 8 + 1, &[!record.payload()[0]]);
         if self.world.repair(1, number, &record)? {
