@@ -73,6 +73,8 @@ pub struct Options {
     pub high_mark: u8,
     /// Bytes of memory in which each replica keeps records that were read.
     pub cache_bytes: u64,
+    /// MiB a second that are read of each replica's records to find what is damaged; 0 for none.
+    pub scrub_mib_s: u32,
     /// The most numbers of a color in one epoch; lower than the largest possible only in tests.
     pub numbers_per_epoch: u32,
 }
@@ -91,6 +93,7 @@ impl Options {
             ssd: SsdPlace::default(),
             high_mark: flexlog_storage_pm::Options::default().high_mark,
             cache_bytes: limits::CACHE_BYTES,
+            scrub_mib_s: limits::SCRUB_MIB_S,
             numbers_per_epoch: SeqNum::MAX_COUNT,
         }
     }
@@ -259,6 +262,7 @@ async fn open(options: &Options) -> Result<Parts, StartError> {
         ssd: options.ssd.clone(),
         high_mark: options.high_mark,
         cache_bytes: options.cache_bytes,
+        scrub_mib_s: options.scrub_mib_s,
     };
     let members = open_members(&storing, &*metadata, homes, &fenced).await?;
     let tree = operations::tree(&*metadata).await?;

@@ -29,6 +29,7 @@ use crate::links::Peer;
 use crate::trace::{Mark, Trace};
 
 mod members;
+mod scrub;
 mod station;
 
 use members::Wanted;
@@ -111,6 +112,8 @@ pub struct Engine {
     counted: FxHashMap<Color, Counted>,
     marked: Vec<Color>,
     trace: Option<Box<Trace>>,
+    /// When [`Engine::run`] was called last.
+    now: Time,
     member_out: Vec<flexlog_replica::Output>,
     leaf_out: Vec<flexlog_sequencer::Output>,
     tree_out: Vec<tree::Output>,
@@ -142,6 +145,7 @@ impl Engine {
             counted: FxHashMap::default(),
             marked: Vec::new(),
             trace: None,
+            now: Time::default(),
             member_out: Vec::new(),
             leaf_out: Vec::new(),
             tree_out: Vec::new(),
@@ -428,13 +432,15 @@ impl Engine {
         let stores = self.members.iter().filter(|member| !member.working && member.failed.is_none());
         let stores = stores.filter_map(|member| member.store.background_at());
         let leaves = self.station.as_ref().and_then(Station::next_deadline);
-        members.chain(stores).chain(leaves).chain(self.flush_due).min()
+        let scrubs = self.members.iter().filter_map(Member::scrub_at);
+        members.chain(stores).chain(scrubs).chain(leaves).chain(self.flush_due).min()
     }
 
     /// Works until there are answers to send, or nothing is left to do but to wait for fences, deadlines and clients.
     ///
     /// Returns whether there is more to do at once: whoever has waited for an answer need not wait for that too.
     pub fn run(&mut self, now: Time) -> bool {
+        self.now = now;
         loop {
             while let Some(message) = self.queue.pop_front() {
                 self.dispatch(now, message);
@@ -463,6 +469,9 @@ impl Engine {
             }
             if self.queue.is_empty() && !self.held.is_empty() && !self.pressed() {
                 self.release();
+            }
+            if self.queue.is_empty() {
+                self.scrub(now);
             }
             if self.queue.is_empty() {
                 return false;
@@ -614,7 +623,7 @@ impl Engine {
             match output {
                 Output::Persist(what) => self.write(at, what),
                 Output::Fetch { fetch, color, from, upto, max_records, max_bytes } => {
-                    self.fetch(at, Wanted { fetch, color, from, upto, max_records, max_bytes });
+                    self.fetch(at, Wanted { fetch: Some(fetch), color, from, upto, max_records, max_bytes });
                 }
                 Output::FetchPrev { fetch, color, upto } => self.fetch_prev(at, fetch, color, upto),
                 Output::FetchStaged { token, to } => {
@@ -642,6 +651,14 @@ impl Engine {
                 }
                 Output::ToPeer { to, message } => self.send_to_peer(from, to, message),
                 Output::Answer { to, answer } => self.answer(to, answer),
+                Output::Damaged(damage) => {
+                    self.members[at].damaged += 1;
+                    tracing::warn!(replica = %from, why = damage.why, "asks another replica for a damaged record");
+                }
+                Output::Lost(damage) => {
+                    self.members[at].lost += 1;
+                    tracing::error!(replica = %from, why = damage.why, "no replica has this record whole");
+                }
                 Output::Stopped(why) => {
                     tracing::error!(replica = %from, why, "a replica stopped");
                     self.members[at].failed.get_or_insert(why);
@@ -797,7 +814,7 @@ impl Engine {
             last: leaf.as_ref().map_or(summary.last, |leaf| leaf.last),
             commit: leaf.as_ref().map_or(summary.commit, |leaf| leaf.commit),
             sessions: leaf.as_ref().map_or(summary.sessions, |leaf| leaf.sessions as u64),
-            replicas: members().map(Member::status).collect(),
+            replicas: members().map(|member| member.status(self.now)).collect(),
         }
     }
 }

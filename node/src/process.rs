@@ -418,6 +418,7 @@ async fn open(
         ssd: if wanted.ssd.unwrap_or(true) { SsdPlace::Beside } else { SsdPlace::Nowhere },
         high_mark: wanted.high_mark.unwrap_or(defaults.high_mark),
         cache_bytes: wanted.cache.unwrap_or(limits::CACHE_BYTES),
+        scrub_mib_s: wanted.scrub_mib_s.unwrap_or(limits::SCRUB_MIB_S),
     };
     let members = shard.view.members.len();
     let homes = Homes { cluster, shard: shard.shard, members, here: vec![(id, own.folder.clone())] };

@@ -27,6 +27,7 @@ pub(crate) struct Storing {
     pub(crate) ssd: SsdPlace,
     pub(crate) high_mark: u8,
     pub(crate) cache_bytes: u64,
+    pub(crate) scrub_mib_s: u32,
 }
 
 /// The replicas of this process, all of one shard.
@@ -80,7 +81,8 @@ pub(crate) async fn open_members(
         let core = member(replica, homes.shard, &path, &mut store, recovered, fenced)?
             .with_staged_limit(staged_limit)
             .opened(opened);
-        members.push(Member::new(replica, core, Box::new(store), path.display().to_string(), opened));
+        let member = Member::new(replica, core, Box::new(store), path.display().to_string(), opened);
+        members.push(member.with_scrub(u64::from(options.scrub_mib_s) << 20));
     }
     Ok(members)
 }

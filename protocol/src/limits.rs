@@ -48,6 +48,8 @@ pub const AREA_LIMIT_BYTES: u64 = 4 << 30;
 pub const CACHE_BYTES: u64 = 32 << 20;
 /// The default bytes of memory that a replica keeps indexes of SSD files in: 32 MiB.
 pub const INDEX_CACHE_BYTES: u64 = 32 << 20;
+/// MiB a second that are read of each replica's records to find damage, unless told otherwise.
+pub const SCRUB_MIB_S: u32 = 8;
 /// The port that `flexlog up` listens on unless told otherwise.
 pub const DEFAULT_PORT: u16 = 7480;
 /// A member that owes an answer and makes no progress for this long is dropped from the view, in microseconds, unless the

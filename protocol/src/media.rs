@@ -129,9 +129,11 @@ pub enum ReadError {
         what: String,
         /// The log.
         color: Color,
-        /// The number.
+        /// The number, or the first one that may be affected.
         number: SeqNum,
-        /// Where in the area.
+        /// Exclusive: no number from here on is. The same as `number` where it is not known which are.
+        end: SeqNum,
+        /// Where in the area or file.
         at: u64,
     },
     /// The medium failed on this read; others may go well.
@@ -141,8 +143,10 @@ pub enum ReadError {
         what: String,
         /// The log.
         color: Color,
-        /// The number.
+        /// The number, or the first one that may be affected.
         number: SeqNum,
+        /// As above.
+        end: SeqNum,
         /// What the medium said.
         source: io::Error,
     },
@@ -220,8 +224,8 @@ pub struct Usage {
 /// The store of one replica: staged records, shard-log entries, and an index from numbers to records.
 ///
 /// Writes are durable once a later [`LogStore::fence`] is done, and count in the order in which they were made: a crash
-/// leaves a prefix of them that includes all that were fenced (I10). Every write but [`LogStore::stage`] and
-/// [`LogStore::copy`] is small and has space kept back for it, so `Full` is answered for those two alone until that
+/// leaves a prefix of them that includes all that were fenced (I10). Every write but [`LogStore::stage`],
+/// [`LogStore::copy`] and [`LogStore::repair`] is small and has space kept back for it, so `Full` is answered for those alone until that
 /// reserve is gone too.
 ///
 /// A member that comes back makes up for what it missed in this order: [`LogStore::truncate`], where its log differs from
@@ -258,6 +262,14 @@ pub trait LogStore {
     /// # Errors
     /// As [`LogStore::stage`].
     fn copy(&mut self, color: Color, first: SeqNum, records: &[Record]) -> Result<(), StoreError>;
+
+    /// Writes a record that is damaged here, as another member has it, under its number, which is committed. From then on
+    /// it is the one that is read, after a restart too. Returns whether it was written: not where the number is trimmed,
+    /// or its record can be read after all.
+    ///
+    /// # Errors
+    /// As [`LogStore::stage`].
+    fn repair(&mut self, color: Color, number: SeqNum, record: &Record) -> Result<bool, StoreError>;
 
     /// Takes back the entries above `upto`: `entries` MUST be all of them, in order, and none of them committed or at or
     /// below a checkpoint's place. What their `Assign`s numbered is staged again under its tokens, and their numbers name
@@ -326,6 +338,20 @@ pub trait LogStore {
         color: Color,
         from: SeqNum,
         upto: SeqNum,
+        max_records: usize,
+        max_bytes: usize,
+        into: &mut Vec<(SeqNum, Record)>,
+    ) -> Result<Reading, ReadError>;
+
+    /// As [`LogStore::read`] up to the last number, to see whether all can be read: what a cache has does not count, and
+    /// none is filled.
+    ///
+    /// # Errors
+    /// As [`LogStore::read`].
+    fn scrub(
+        &self,
+        color: Color,
+        from: SeqNum,
         max_records: usize,
         max_bytes: usize,
         into: &mut Vec<(SeqNum, Record)>,

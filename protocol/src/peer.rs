@@ -265,6 +265,8 @@ pub enum PeerMessage {
         copy: u64,
         /// Why.
         why: String,
+        /// What was asked for is damaged there.
+        damaged: bool,
     },
 }
 

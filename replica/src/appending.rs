@@ -5,7 +5,7 @@ use std::sync::Arc;
 use flexlog_protocol::api::{Answer, AppendRefusal, AppendRequest, Appended};
 use flexlog_protocol::entry::push_assign;
 use flexlog_protocol::peer::PeerMessage;
-use flexlog_protocol::{Append, Assign, Lsn, ReplicaId, Token, limits};
+use flexlog_protocol::{Append, Assign, Lsn, ReplicaId, Time, Token, limits};
 
 use crate::message::{ConnId, Output, Persist};
 use crate::replica::{Pending, Replica};
@@ -113,7 +113,7 @@ impl Replica {
         self.staged_bytes = self.staged_bytes.saturating_sub(u64::from(slot.bytes));
     }
 
-    pub(crate) fn on_peer(&mut self, from: ReplicaId, message: PeerMessage, out: &mut Vec<Output>) {
+    pub(crate) fn on_peer(&mut self, now: Time, from: ReplicaId, message: PeerMessage, out: &mut Vec<Output>) {
         match message {
             PeerMessage::Pull { token } => self.on_pull(from, token, out),
             PeerMessage::Pulled(append) => {
@@ -130,7 +130,7 @@ impl Replica {
                 }
             }
             PeerMessage::NotHere { token } => self.on_not_here(from, token, out),
-            other => self.on_copying(from, other, out),
+            other => self.on_copying(now, from, other, out),
         }
     }
 }

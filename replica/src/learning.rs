@@ -24,6 +24,7 @@ use crate::checkpoint::{self, State};
 use crate::color::{ColorState, after};
 use crate::following::Origin;
 use crate::log::ShardLog;
+use crate::mending::is_mend;
 use crate::message::{Output, Persist};
 use crate::replica::{FetchFor, Pending, Replica};
 use crate::session::{Session, Slot, SlotState};
@@ -31,7 +32,7 @@ use crate::session::{Session, Slot, SlotState};
 /// Bytes of state in one message.
 const PIECE_BYTES: usize = 1 << 20;
 /// Bytes of records in one message.
-const COPY_BYTES: usize = 1 << 20;
+pub(crate) const COPY_BYTES: usize = 1 << 20;
 
 /// Microseconds after which one who was asked for the records of an entry is taken to have lost the question, or the answer
 /// to be lost: the next member is asked.
@@ -96,6 +97,7 @@ impl Replica {
 
     /// It serves nobody from now on: what is known here may be of another history, and who waits may ask another member.
     fn turn_away(&mut self, out: &mut Vec<Output>) {
+        self.drop_mends(out);
         let why = || Failure::NotReady(format!("replica {} catches up with its shard", self.id));
         for name in self.readers.all() {
             if let Some(ask) = self.readers.finish(name) {
@@ -369,7 +371,7 @@ impl Replica {
 
     // ---- the member ----
 
-    pub(crate) fn on_copying(&mut self, from: ReplicaId, message: PeerMessage, out: &mut Vec<Output>) {
+    pub(crate) fn on_copying(&mut self, now: Time, from: ReplicaId, message: PeerMessage, out: &mut Vec<Output>) {
         match message {
             PeerMessage::CopyFrom { copy, behind, runs } => {
                 self.copy_asks.retain(|ask| ask.from != from);
@@ -377,7 +379,13 @@ impl Replica {
                 self.answer_copies(out);
             }
             PeerMessage::CopyRead { copy, color, from: first, upto } => {
-                let fetch = self.remember(FetchFor::Copy { to: from, copy, color, upto });
+                if is_mend(copy) && !self.can_mend(color, first, upto) {
+                    self.follow(color, out);
+                    let why = format!("replica {} does not know what is settled of {color}/{first}", self.id);
+                    let message = PeerMessage::CannotCopy { copy, why, damaged: false };
+                    return out.push(Output::ToPeer { to: from, message });
+                }
+                let fetch = self.remember(FetchFor::Copy { to: from, copy, color, from: first, upto });
                 let max_records = limits::MAX_RECORDS_PER_TOKEN;
                 let max_bytes = if copy == BY_NUMBER { usize::MAX } else { COPY_BYTES };
                 out.push(Output::Fetch { fetch, color, from: first, upto, max_records, max_bytes });
@@ -386,12 +394,18 @@ impl Replica {
                 self.on_copy_state(from, &Piece { copy, same, upto, bytes: piece, whole }, out);
             }
             PeerMessage::Copied { copy: BY_NUMBER, color, records, covered } => {
-                self.on_read_by_number(from, color, records, covered, out);
+                self.on_read_by_number(now, from, color, records, covered, out);
+            }
+            PeerMessage::Copied { copy, records, .. } if is_mend(copy) => {
+                self.on_mended(now, from, copy, records, out);
             }
             PeerMessage::Copied { copy, color, records, covered } => {
                 self.on_copied(from, copy, color, records, covered, out);
             }
             // The leaf will see that nothing comes of it.
+            PeerMessage::CannotCopy { copy, damaged, .. } if is_mend(copy) => {
+                self.on_not_mended(now, from, copy, damaged, out);
+            }
             PeerMessage::CannotCopy { copy, .. } => {
                 if self.copy_of(from, copy).is_some() {
                     self.learning = None;
@@ -431,17 +445,17 @@ impl Replica {
         to: ReplicaId,
         copy: u64,
         color: Color,
-        upto: SeqNum,
-        result: Result<Vec<(SeqNum, Record)>, String>,
+        (from, upto): (SeqNum, SeqNum),
+        records: Vec<(SeqNum, Record)>,
         out: &mut Vec<Output>,
     ) {
-        let message = match result {
-            Ok(records) => {
-                // More may follow where reading stopped for other reasons than the end.
-                let covered = records.last().map_or(upto, |(number, _)| after(*number).min(upto));
-                PeerMessage::Copied { copy, color, records, covered }
-            }
-            Err(why) => PeerMessage::CannotCopy { copy, why },
+        let message = if is_mend(copy) && !self.can_mend(color, from, upto) {
+            let why = format!("{color}/{from} was trimmed meanwhile");
+            PeerMessage::CannotCopy { copy, why, damaged: false }
+        } else {
+            // More may follow where reading stopped for other reasons than the end.
+            let covered = records.last().map_or(upto, |(number, _)| after(*number).min(upto));
+            PeerMessage::Copied { copy, color, records, covered }
         };
         out.push(Output::ToPeer { to, message });
     }
@@ -568,6 +582,7 @@ impl Replica {
     /// asked.
     fn on_read_by_number(
         &mut self,
+        now: Time,
         from: ReplicaId,
         color: Color,
         records: Vec<(SeqNum, Record)>,
@@ -582,7 +597,7 @@ impl Replica {
         match Append::new(token, color, None, records).ok().filter(|_| whole) {
             Some(append) => {
                 self.pulling.insert(token);
-                self.on_peer(from, PeerMessage::Pulled(Arc::new(append)), out);
+                self.on_peer(now, from, PeerMessage::Pulled(Arc::new(append)), out);
             }
             // They were trimmed meanwhile: the state of now is to be copied instead.
             None if self.outside => {
@@ -637,10 +652,10 @@ impl Replica {
         token: Token,
         color: Color,
         count: u32,
-        result: Result<Vec<(SeqNum, Record)>, String>,
+        records: Vec<(SeqNum, Record)>,
         out: &mut Vec<Output>,
     ) {
-        let records: Vec<Record> = result.unwrap_or_default().into_iter().map(|(_, record)| record).collect();
+        let records: Vec<Record> = records.into_iter().map(|(_, record)| record).collect();
         let append = Some(records).filter(|records| records.len() == count as usize);
         let append = append.and_then(|records| Append::new(token, color, None, records).ok());
         let message = match append {

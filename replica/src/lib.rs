@@ -6,7 +6,9 @@
 //! order and reports back, at once on persistent memory or later on a disk.
 //!
 //! The parts, all private: `replica` (the state, and which part handles what), `appending`, `following` (the leaf and its
-//! log), `learning` (how a replica catches up, and members help it), `reading`, and `searching` (what only the store can tell); and what they rest on: `session` (what a retry is answered), `color` (what a number is), `readers`
+//! log), `learning` (how a replica catches up, and
+//! members help it), `reading`, `searching` (what only the store can tell), and `mending` (what is damaged here is had
+//! from another member); and what they rest on: `session` (what a retry is answered), `color` (what a number is), `readers`
 //! (who waits for what), `log` (the member's copy of the shard log) and `checkpoint` (the state as bytes).
 
 mod appending;
@@ -15,6 +17,7 @@ mod color;
 mod following;
 mod learning;
 mod log;
+mod mending;
 mod message;
 #[cfg(test)]
 mod planted;
@@ -26,5 +29,5 @@ mod session;
 #[cfg(test)]
 mod wide_tests;
 
-pub use message::{ConnId, FetchId, Input, Output, Persist, RestoreError, Summary};
+pub use message::{ConnId, Damage, FetchId, Input, Output, Persist, RestoreError, Summary};
 pub use replica::Replica;

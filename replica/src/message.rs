@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use flexlog_protocol::api::{Answer, AppendRequest, Request};
+use flexlog_protocol::media::ReadError;
 use flexlog_protocol::peer::{Of, PeerMessage, ToLeaf, ToMember};
 use flexlog_protocol::{
     Append, Color, Entry, Epoch, Incarnation, Lsn, Position, Record, ReplicaId, SeqNum, Token, ViewNumber,
@@ -16,6 +17,27 @@ pub struct ConnId(pub u64);
 /// Names a fetch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FetchId(pub(crate) u64);
+
+/// Numbers whose records cannot be read as they were written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Damage {
+    /// The log.
+    pub color: Color,
+    /// The first number that may be affected.
+    pub number: SeqNum,
+    /// Exclusive: no number from here on is. The same as `number` where it is not known which are.
+    pub end: SeqNum,
+    /// What is wrong, and where.
+    pub why: String,
+}
+
+impl From<ReadError> for Damage {
+    fn from(error: ReadError) -> Self {
+        let why = error.to_string();
+        let (ReadError::Damaged { color, number, end, .. } | ReadError::Io { color, number, end, .. }) = error;
+        Self { color, number, end, why }
+    }
+}
 
 /// What a member is told.
 #[derive(Clone, Debug)]
@@ -67,8 +89,10 @@ pub enum Input {
         /// Which.
         fetch: FetchId,
         /// What.
-        result: Result<Vec<(SeqNum, Record)>, String>,
+        result: Result<Vec<(SeqNum, Record)>, Damage>,
     },
+    /// Somebody who looked for it found this damaged.
+    Damaged(Damage),
     /// The time has come that [`Replica::next_deadline`](crate::Replica::next_deadline) named.
     Tick,
 }
@@ -90,6 +114,15 @@ pub enum Persist {
         first: SeqNum,
         /// The records, in order.
         records: Vec<Record>,
+    },
+    /// A record that is damaged here, as another member has it.
+    Repair {
+        /// The log.
+        color: Color,
+        /// Its number.
+        number: SeqNum,
+        /// What it is.
+        record: Record,
     },
     /// These entries, all that are above `upto`, are taken back.
     Truncate {
@@ -168,6 +201,10 @@ pub enum Output {
         /// What to say.
         answer: Answer,
     },
+    /// A record is damaged here; another member is asked for it. Said once, however many want to read it.
+    Damaged(Damage),
+    /// The same, and no other member has it.
+    Lost(Damage),
     /// The member cannot go on, and takes nothing any more. Reads of what is settled go on.
     Stopped(String),
 }

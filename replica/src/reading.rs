@@ -1,21 +1,22 @@
 //! Reads, tails, trims and subscriptions: who gets to see what, and when.
 
 use flexlog_protocol::api::{self, Answer, Failure, Request, RequestId};
-use flexlog_protocol::peer::ToLeaf;
+use flexlog_protocol::peer::{PeerMessage, ToLeaf};
 use flexlog_protocol::{Color, Record, SeqNum, Time, limits};
 use uuid::Uuid;
 
 use crate::color::{ColorState, after};
-use crate::message::{ConnId, FetchId, Output};
+use crate::mending::is_mend;
+use crate::message::{ConnId, Damage, FetchId, Output};
 use crate::readers::{Ask, Question, Subscription, Told, Verdict};
 use crate::replica::{FetchFor, Replica};
 
 /// How long a client waits for the shard to answer where it did not say itself, in microseconds: 10 s.
 const ANSWER_MICROS: u64 = 10_000_000;
 /// Bytes of records in one message of a subscription.
-const DELIVERY_BYTES: u64 = 256 << 10;
+pub(crate) const DELIVERY_BYTES: u64 = 256 << 10;
 /// Records in one message of a subscription.
-const DELIVERY_RECORDS: usize = 4096;
+pub(crate) const DELIVERY_RECORDS: usize = 4096;
 
 impl Replica {
     pub(crate) fn on_request(&mut self, now: Time, from: ConnId, request: Request, out: &mut Vec<Output>) {
@@ -260,26 +261,36 @@ impl Replica {
 
     pub(crate) fn on_fetched(
         &mut self,
+        now: Time,
         fetch: FetchId,
-        result: Result<Vec<(SeqNum, Record)>, String>,
+        result: Result<Vec<(SeqNum, Record)>, Damage>,
         out: &mut Vec<Output>,
     ) {
-        match (self.fetches.remove(&fetch.0), result) {
-            (None, _) => {}
-            (Some(FetchFor::Copy { to, copy, color, upto }), result) => {
-                self.on_copy_fetched(to, copy, color, upto, result, out);
+        if let Some(purpose) = self.fetches.remove(&fetch.0) {
+            self.fetched(now, purpose, result, out);
+        }
+    }
+
+    /// What was read for something, here or by another member.
+    pub(crate) fn fetched(
+        &mut self,
+        now: Time,
+        purpose: FetchFor,
+        result: Result<Vec<(SeqNum, Record)>, Damage>,
+        out: &mut Vec<Output>,
+    ) {
+        let result = match result {
+            Ok(records) => records,
+            Err(damage) => return self.on_damaged(now, purpose, damage, out),
+        };
+        match (purpose, result) {
+            (FetchFor::Copy { to, copy, color, from, upto }, records) => {
+                self.on_copy_fetched(to, copy, color, (from, upto), records, out);
             }
-            (Some(FetchFor::Pull { to, token, color, records }), result) => {
-                Self::on_pull_fetched(to, token, color, records, result, out);
+            (FetchFor::Pull { to, token, color, records: count }, records) => {
+                Self::on_pull_fetched(to, token, color, count, records, out);
             }
-            (Some(FetchFor::Ask { ask, number, .. }), Err(_)) if self.trim_is_coming(ask.color, number) => {
-                self.readers.wait(ask);
-            }
-            (Some(FetchFor::Ask { ask, .. }), Err(why)) => {
-                let answer = Answer::Failed { id: ask.id, why: Failure::Unreadable(why) };
-                out.push(Output::Answer { to: ask.from, answer });
-            }
-            (Some(FetchFor::Ask { ask, number, again }), Ok(records)) => {
+            (FetchFor::Ask { ask, number, again }, records) => {
                 match records.into_iter().find(|(n, _)| *n == number) {
                     Some((number, record)) => {
                         let answer = Answer::Record { id: ask.id, number, record };
@@ -300,14 +311,42 @@ impl Replica {
                     },
                 }
             }
-            (Some(FetchFor::Search { ask, upto }), result) => self.on_searched(ask, upto, result, out),
-            (Some(FetchFor::Subscription { from, id, upto }), result) => {
+            (FetchFor::Search { ask, upto }, records) => self.on_searched(ask, upto, records, out),
+            (FetchFor::Subscription { from, id, upto }, records) => {
                 let color = self.readers.subscription(from, id).map(|subscription| subscription.color);
                 if color.is_some_and(Color::is_wide) {
-                    return self.on_delivery((from, id), upto, result, out);
+                    return self.on_delivery((from, id), upto, records, out);
                 }
-                self.on_fetched_for_subscription(from, id, upto, result, out);
+                self.on_fetched_for_subscription(from, id, upto, records, out);
             }
+        }
+    }
+
+    /// What was to be read is damaged: it is had from another member, unless it is about to be trimmed.
+    fn on_damaged(&mut self, now: Time, purpose: FetchFor, damage: Damage, out: &mut Vec<Output>) {
+        match purpose {
+            FetchFor::Ask { ask, number, .. } if self.trim_is_coming(ask.color, number) => {
+                self.readers.wait(ask);
+            }
+            FetchFor::Search { ask, upto } if self.is_trimmed_or_soon(&ask) => {
+                self.on_searched(ask, upto, Vec::new(), out);
+            }
+            FetchFor::Subscription { from, id, .. } if self.trim_is_coming(damage.color, damage.number) => {
+                // The trim will wake it.
+                if let Some(subscription) = self.readers.subscription(from, id) {
+                    subscription.fetching = false;
+                }
+            }
+            FetchFor::Copy { to, copy, .. } if is_mend(copy) => {
+                // It is not mended for that: members whose copies are all damaged would ask each other without end.
+                let message = PeerMessage::CannotCopy { copy, why: damage.why, damaged: true };
+                out.push(Output::ToPeer { to, message });
+            }
+            FetchFor::Pull { to, token, .. } => {
+                out.push(Output::ToPeer { to, message: PeerMessage::NotHere { token } });
+                self.mend(now, damage, None, out);
+            }
+            purpose => self.mend(now, damage, Some(purpose), out),
         }
     }
 
@@ -316,47 +355,35 @@ impl Replica {
         from: ConnId,
         id: RequestId,
         upto: SeqNum,
-        result: Result<Vec<(SeqNum, Record)>, String>,
+        records: Vec<(SeqNum, Record)>,
         out: &mut Vec<Output>,
     ) {
         let Some(subscription) = self.readers.subscription(from, id) else { return };
         subscription.fetching = false;
         let color = subscription.color;
-        match result {
-            Ok(records) => {
-                let state = self.colors.get(&color).and_then(ColorState::narrow);
-                let expected = state.and_then(|state| state.next_record(subscription.next));
-                match (records.last(), expected) {
-                    (Some((last, _)), _) => {
-                        let next = last.plus(1).unwrap_or(upto);
-                        // Where nothing but holes follows, the subscription is through to the end of what it asked for.
-                        let rest = state.and_then(|state| state.next_record(next)).filter(|n| *n < upto);
-                        subscription.next = if rest.is_none() { upto } else { next };
-                        let cost: u64 = records.iter().map(|(_, record)| api::delivered_cost(record)).sum();
-                        subscription.credit -= cost as i64;
-                        let upto = subscription.next;
-                        out.push(Output::Answer { to: from, answer: Answer::Delivered { id, records, upto } });
-                    }
-                    // The trim will wake it.
-                    (None, Some(missing)) if self.trim_is_coming(color, missing) => return,
-                    (None, Some(missing)) if missing < upto => {
-                        let why =
-                            format!("replica {} does not find the record {color}/{missing}, which is settled", self.id);
-                        self.end_subscription(from, id, why, out);
-                        return;
-                    }
-                    (None, _) => {}
-                }
-                self.feed(from, id, out);
+        let state = self.colors.get(&color).and_then(ColorState::narrow);
+        let expected = state.and_then(|state| state.next_record(subscription.next));
+        match (records.last(), expected) {
+            (Some((last, _)), _) => {
+                let next = last.plus(1).unwrap_or(upto);
+                // Where nothing but holes follows, the subscription is through to the end of what it asked for.
+                let rest = state.and_then(|state| state.next_record(next)).filter(|n| *n < upto);
+                subscription.next = if rest.is_none() { upto } else { next };
+                let cost: u64 = records.iter().map(|(_, record)| api::delivered_cost(record)).sum();
+                subscription.credit -= cost as i64;
+                let upto = subscription.next;
+                out.push(Output::Answer { to: from, answer: Answer::Delivered { id, records, upto } });
             }
-            Err(why) => {
-                let state = self.colors.get(&color).and_then(ColorState::narrow);
-                let next = state.and_then(|state| state.next_record(subscription.next));
-                if !next.is_some_and(|next| self.trim_is_coming(color, next)) {
-                    self.end_subscription(from, id, why, out);
-                }
+            // The trim will wake it.
+            (None, Some(missing)) if self.trim_is_coming(color, missing) => return,
+            (None, Some(missing)) if missing < upto => {
+                let why = format!("replica {} does not find the record {color}/{missing}, which is settled", self.id);
+                self.end_subscription(from, id, why, out);
+                return;
             }
+            (None, _) => {}
         }
+        self.feed(from, id, out);
     }
 
     /// Whether the log has a trim of this number that is not known to be committed: after a restart the store may have

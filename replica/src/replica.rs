@@ -17,6 +17,7 @@ use crate::color::ColorState;
 use crate::following::Origin;
 use crate::learning::{CopyAsk, Learning};
 use crate::log::ShardLog;
+use crate::mending::Mend;
 use crate::message::{ConnId, Input, Output, Persist, RestoreError, Summary};
 use crate::readers::{Ask, Readers};
 use crate::session::{Session, Slot, SlotState};
@@ -59,6 +60,7 @@ pub(crate) enum FetchFor {
         to: ReplicaId,
         copy: u64,
         color: Color,
+        from: SeqNum,
         upto: SeqNum,
     },
     /// For a member that lacks an append which is numbered here.
@@ -96,6 +98,8 @@ pub struct Replica {
     pub(crate) readers: Readers,
     pub(crate) fetches: FxHashMap<u64, FetchFor>,
     pub(crate) next_fetch: u64,
+    /// What is damaged here, until another member has sent it.
+    pub(crate) mends: Vec<Mend>,
     /// Writes that are not durable yet, oldest first; the first of them is number `durable + 1`.
     pub(crate) pending: VecDeque<Pending>,
     pub(crate) durable: u64,
@@ -151,6 +155,7 @@ impl Replica {
             readers: Readers::default(),
             fetches: FxHashMap::default(),
             next_fetch: 0,
+            mends: Vec::new(),
             pending: VecDeque::new(),
             durable: 0,
             pulling: FxHashSet::default(),
@@ -223,7 +228,8 @@ impl Replica {
     /// When to be told [`Input::Tick`], if nothing else happens before.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
-        self.readers.next_deadline().into_iter().chain(self.ask_again.map(|(at, _)| at)).min()
+        let again = self.ask_again.map(|(at, _)| at);
+        self.readers.next_deadline().into_iter().chain(again).chain(self.mends_at()).min()
     }
 
     /// The member in numbers.
@@ -239,6 +245,11 @@ impl Replica {
             staged: self.staged_tokens as u64,
             stopped: self.stopped.clone(),
         }
+    }
+
+    /// The colors that it knows, in no order.
+    pub fn colors(&self) -> impl Iterator<Item = Color> {
+        self.colors.keys().copied()
     }
 
     /// Everything up to here is committed, as far as this member knows.
@@ -273,15 +284,20 @@ impl Replica {
             Input::Disconnected(conn) => self.on_disconnected(conn),
             Input::Leaf(of) => self.on_leaf(now, of, out),
             Input::LeafReplaced(position) => self.on_leaf_replaced(position, out),
-            Input::Peer { from, message } => self.on_peer(from, message, out),
+            Input::Peer { from, message } => self.on_peer(now, from, message, out),
             Input::Durable { upto } => self.on_durable(upto, out),
             Input::StageRefused(token) => self.on_stage_refused(token, out),
-            Input::PeerReplaced(peer) => self.on_peer_replaced(peer, out),
+            Input::PeerReplaced(peer) => {
+                self.on_peer_replaced(peer, out);
+                self.tick_mends(now, Some(peer), out);
+            }
             Input::CopyRefused => self.on_copy_refused(),
             Input::CheckpointWanted => self.on_checkpoint_wanted(out),
             Input::StoreFailed(why) => self.stop(why, out),
-            Input::Fetched { fetch, result } => self.on_fetched(fetch, result, out),
+            Input::Fetched { fetch, result } => self.on_fetched(now, fetch, result, out),
+            Input::Damaged(damage) => self.mend(now, damage, None, out),
             Input::Tick => {
+                self.tick_mends(now, None, out);
                 while let Some(name) = self.readers.expired(now) {
                     if let Some(ask) = self.readers.finish(name) {
                         let answer = ask.give_up(self.stable(ask.color));
@@ -311,7 +327,7 @@ impl Replica {
             Persist::Entry(entry) => Pending::Entry(entry.lsn),
             Persist::Fence(incarnation) => Pending::Fence(*incarnation),
             Persist::Copy { .. } => Pending::Copy,
-            Persist::Truncate { .. } => Pending::Other,
+            Persist::Truncate { .. } | Persist::Repair { .. } => Pending::Other,
             Persist::Checkpoint { upto, .. } => Pending::Checkpoint(*upto),
         });
         out.push(Output::Persist(what));

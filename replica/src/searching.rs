@@ -4,7 +4,7 @@
 //! numbers are this shard's, it looks up. So an answer follows from what the store found, and from nothing else having
 //! happened to the color meanwhile: what was trimmed, or is about to be, the store may have given up or not.
 
-use flexlog_protocol::api::{self, Answer, Failure, RequestId};
+use flexlog_protocol::api::{self, Answer, RequestId};
 use flexlog_protocol::peer::ToLeaf;
 use flexlog_protocol::{Color, Record, SeqNum};
 
@@ -46,21 +46,16 @@ impl Replica {
         &mut self,
         mut ask: Ask,
         upto: SeqNum,
-        result: Result<Vec<(SeqNum, Record)>, String>,
+        records: Vec<(SeqNum, Record)>,
         out: &mut Vec<Output>,
     ) {
         let id = ask.id;
         let trim = self.colors.get(&ask.color).and_then(ColorState::trim_point);
         let coming = self.log.open_trim(ask.color).filter(|coming| Some(*coming) > trim);
-        let found = match result {
-            Ok(records) => records.into_iter().next(),
-            Err(_) if matches!(ask.question, Question::Read(n) | Question::Next(n) if Some(n) <= trim.max(coming)) => {
-                None
-            }
-            Err(why) => {
-                let answer = Answer::Failed { id, why: Failure::Unreadable(why) };
-                return out.push(Output::Answer { to: ask.from, answer });
-            }
+        // What another member sent may be more than was asked for.
+        let found = match ask.question {
+            Question::Prev(_) => records.into_iter().next_back(),
+            _ => records.into_iter().next(),
         };
         let answer = match (ask.question, found) {
             (Question::Read(n), Some((number, record))) if number == n => Answer::Record { id, number, record },
@@ -92,12 +87,18 @@ impl Replica {
         out.push(Output::Answer { to: ask.from, answer });
     }
 
+    /// Whether what a question asks for, or a part of it, is trimmed or about to be: the answer is no record.
+    pub(crate) fn is_trimmed_or_soon(&self, ask: &Ask) -> bool {
+        let trim = self.colors.get(&ask.color).and_then(ColorState::trim_point).max(self.log.open_trim(ask.color));
+        matches!(ask.question, Question::Read(n) | Question::Next(n) if Some(n) <= trim)
+    }
+
     /// What a fetch for a subscription to a wide color found below `upto`.
     pub(crate) fn on_delivery(
         &mut self,
         (from, id): (ConnId, RequestId),
         upto: SeqNum,
-        result: Result<Vec<(SeqNum, Record)>, String>,
+        records: Vec<(SeqNum, Record)>,
         out: &mut Vec<Output>,
     ) {
         let Some(subscription) = self.readers.subscription(from, id) else { return };
@@ -107,16 +108,10 @@ impl Replica {
         if Some(subscription.next) <= trim.max(self.log.open_trim(subscription.color)) {
             return self.feed(from, id, out);
         }
-        match result {
-            Ok(records) => {
-                let upto = records.last().map_or(upto, |(last, _)| after(*last));
-                subscription.next = upto;
-                subscription.credit -=
-                    records.iter().map(|(_, record)| api::delivered_cost(record)).sum::<u64>() as i64;
-                out.push(Output::Answer { to: from, answer: Answer::Delivered { id, records, upto } });
-                self.feed(from, id, out);
-            }
-            Err(why) => self.end_subscription(from, id, why, out),
-        }
+        let upto = records.last().map_or(upto, |(last, _)| after(*last));
+        subscription.next = upto;
+        subscription.credit -= records.iter().map(|(_, record)| api::delivered_cost(record)).sum::<u64>() as i64;
+        out.push(Output::Answer { to: from, answer: Answer::Delivered { id, records, upto } });
+        self.feed(from, id, out);
     }
 }

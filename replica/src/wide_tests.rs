@@ -253,7 +253,9 @@ impl World {
                     shard.kept.push(entry);
                 }
                 Persist::Fence(incarnation) => shard.fence = Some(incarnation),
-                Persist::Copy { .. } | Persist::Truncate { .. } => panic!("nobody has to catch up here"),
+                Persist::Copy { .. } | Persist::Repair { .. } | Persist::Truncate { .. } => {
+                    panic!("nobody has to catch up here")
+                }
                 Persist::Checkpoint { upto, state } => shard.checkpoint = Some((upto, state)),
             }
         }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "a test that panics has failed")]
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -14,11 +14,13 @@ use flexlog_protocol::{
     Append, Assign, Body, Color, Entry, Epoch, Incarnation, Lsn, Position, Record, ReplicaId, SeqNum, SessionId,
     ShardId, Time, Token, View, ViewNumber,
 };
-use flexlog_replica::{ConnId, FetchId, Input, Output, Persist, Replica};
+use flexlog_replica::{ConnId, Damage, FetchId, Input, Output, Persist, Replica};
 use uuid::Uuid;
 
 #[path = "member/learning.rs"]
 mod learning;
+#[path = "member/mending.rs"]
+mod mending;
 
 const ME: ReplicaId = ReplicaId(2);
 const SHARD: ShardId = ShardId(1);
@@ -47,6 +49,8 @@ struct Bench {
     durable: u64,
     staged: HashMap<Token, Arc<Append>>,
     records: BTreeMap<(Color, SeqNum), Record>,
+    /// Those of them that cannot be read.
+    damaged: BTreeSet<(Color, SeqNum)>,
     fetches: Vec<(FetchId, Color, SeqNum, SeqNum, usize, usize)>,
     entries: Vec<Arc<Entry>>,
     checkpoint: Option<(Lsn, Bytes)>,
@@ -74,6 +78,7 @@ impl Bench {
             durable: 0,
             staged: HashMap::new(),
             records: BTreeMap::new(),
+            damaged: BTreeSet::new(),
             fetches: vec![],
             entries,
             checkpoint,
@@ -134,6 +139,10 @@ impl Bench {
                         self.records.insert((color, first.plus(i as u32).unwrap()), record);
                     }
                 }
+                Persist::Repair { color, number, record } => {
+                    self.damaged.remove(&(color, number));
+                    self.records.insert((color, number), record);
+                }
                 Persist::Truncate { upto, entries } => {
                     self.entries.retain(|entry| entry.lsn <= upto);
                     let assigns = entries.iter().flat_map(|entry| match &entry.body {
@@ -161,12 +170,16 @@ impl Bench {
         let mut all = Vec::new();
         while let Some((fetch, color, from, upto, max_records, max_bytes)) = self.fetches.pop() {
             let mut bytes = 0;
-            let found = self.records.range((color, from)..(color, upto)).take(max_records).take_while(|(_, record)| {
+            let here = self.records.range((color, from)..(color, upto)).take(max_records);
+            let bad = here.clone().next().map(|(at, _)| *at).filter(|at| self.damaged.contains(at));
+            let here = here.take_while(|(at, _)| !self.damaged.contains(at));
+            let found = here.take_while(|(_, record)| {
                 let fits = bytes == 0 || bytes < max_bytes;
                 bytes += record.payload().len().max(1);
                 fits
             });
-            let result = Ok(found.map(|((_, number), record)| (*number, record.clone())).collect());
+            let found = found.map(|((_, number), record)| (*number, record.clone())).collect();
+            let result = bad.map_or(Ok(found), |at| Err(damage(at)));
             all.extend(self.step(Input::Fetched { fetch, result }));
         }
         all
@@ -264,6 +277,11 @@ impl Bench {
         let next = Self::over(recovered);
         Self { staged: self.staged, records: self.records, entries: self.entries, ..next }
     }
+}
+
+fn damage((color, number): (Color, SeqNum)) -> Damage {
+    let why = format!("store: the record {color}/{number} is damaged");
+    Damage { color, number, end: number.plus(1).unwrap(), why }
 }
 
 fn make(session: SessionId, seq: u64, payloads: &[&str]) -> Append {

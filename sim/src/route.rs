@@ -7,7 +7,7 @@ use flexlog_protocol::api::{Answer, AppendRefusal, Request};
 use flexlog_protocol::media::LogStore;
 use flexlog_protocol::peer::{FromParent, Of, PeerMessage, Staged, ToLeaf, ToMember, ToParent};
 use flexlog_protocol::{Body, Entry, Epoch, Lsn, ReplicaId, SeqNum};
-use flexlog_replica::{Input, Output};
+use flexlog_replica::{Damage, Input, Output};
 use flexlog_sequencer::{StopReason, ViewOutcome, tree};
 
 use crate::bug::Bug;
@@ -217,7 +217,7 @@ impl World {
                     let Some(found) = self.member(at).map(|member| member.store.prev_through(color, upto)) else {
                         continue;
                     };
-                    let result = found.map(Vec::from_iter).map_err(|error| error.to_string());
+                    let result = found.map(Vec::from_iter).map_err(Damage::from);
                     let found = Fetch::Found(Input::Fetched { fetch, result });
                     self.push(Stream::Fetch { member: at }, Packet::Fetch(found));
                 }
@@ -251,6 +251,7 @@ impl World {
                         self.push(Stream::Answer { member: at, conn: to }, Packet::Answer(answer));
                     }
                 }
+                Output::Damaged(_) | Output::Lost(_) => {}
                 Output::Stopped(why) => {
                     self.stopped(&format!("member {at}"), &why)?;
                     if let Some(member) = self.machines[at].up_mut() {
@@ -327,7 +328,7 @@ impl World {
         let mut records = Vec::new();
         let read = self.member(at)?.store.read_through(color, from, upto, max_records, max_bytes, &mut records);
         let result = match read {
-            Err(error) if records.is_empty() => Err(error.to_string()),
+            Err(error) if records.is_empty() => Err(Damage::from(error)),
             // As in the engine: the one that cannot be read is met again, first, by the next fetch.
             _ => Ok(records),
         };

@@ -31,6 +31,7 @@ impl World {
             Persist::Entry(entry) => member.store.append(entry),
             Persist::Fence(incarnation) => member.store.seal(*incarnation),
             Persist::Copy { color, first, records } => member.store.copy(*color, *first, records),
+            Persist::Repair { color, number, record } => member.store.repair(*color, *number, record).map(|_| ()),
             Persist::Truncate { upto, entries } => member.store.truncate(*upto, entries),
             Persist::Checkpoint { upto, state } => {
                 member.checkpointing = false;
@@ -39,6 +40,7 @@ impl World {
         };
         let full = matches!(result, Err(StoreError::Full { .. }));
         let stage = if let Persist::Stage(append) = &what { Some(append.token()) } else { None };
+        let repair = matches!(what, Persist::Repair { .. });
         let (checkpoint, copy) = (matches!(what, Persist::Checkpoint { .. }), matches!(what, Persist::Copy { .. }));
         self.counts.copies += u64::from(copy && !full);
         self.counts.truncations += u64::from(matches!(what, Persist::Truncate { .. }));
@@ -54,6 +56,8 @@ impl World {
                 let numbers = records.iter().zip(counters).map(|(_, at)| (color, SeqNum::new(first.epoch(), at)));
                 Write::Copy(numbers.collect())
             }
+            // The number names the same record as before.
+            Persist::Repair { .. } => Write::Nothing,
             Persist::Truncate { upto, .. } => Write::Truncate(upto),
         };
         self.history.writes(at, write)?;
@@ -74,7 +78,7 @@ impl World {
                 self.push(Stream::Store { member: at }, Packet::Store(Input::CopyRefused));
                 Ok(())
             }
-            (Err(StoreError::Full { .. }), None) if checkpoint => Ok(()),
+            (Err(StoreError::Full { .. }), None) if checkpoint || repair => Ok(()),
             (Err(error), _) => self.store_failed(at, &error.to_string()),
         }
     }

@@ -13,6 +13,7 @@
 //!   table                        n times: end u32 (from the first record), crc u32
 //!   records                      each: number of tags u8, for each tag its length u8 and bytes, then the payload
 //! copied                         as staged; the token's shard and session are 0, its seq is the first number; no condition
+//! repaired                       as copied, one record
 //! shard-log entry
 //!   lsn                  0..8
 //!   epoch                8..12
@@ -34,6 +35,7 @@
 //! ```
 
 use bytes::{Buf, Bytes};
+use flexlog_protocol::checksum::crc32c;
 use flexlog_protocol::peer::Staged;
 use flexlog_protocol::{
     Append, Assign, Body, Color, Condition, Entry, Epoch, Incarnation, Lsn, Position, Record, ReplicaId, SeqNum,
@@ -222,6 +224,21 @@ pub(crate) fn decode_copied(body: &[u8]) -> Option<(StagedMeta, SeqNum)> {
 pub(crate) fn row(bytes: &[u8], index: usize) -> Option<(u32, u32)> {
     let mut cursor = Cursor(bytes.get(ROW * index..ROW * (index + 1))?);
     Some((cursor.u32()?, cursor.u32()?))
+}
+
+/// Which of the records in the body of an entry are damaged.
+pub(crate) fn damaged_records(body: &[u8]) -> Vec<u32> {
+    let Some(meta) = StagedMeta::decode(body) else { return Vec::new() };
+    let (table, records) = (body.get(meta.table_at()..), body.get(meta.records_at()..));
+    let (Some(table), Some(records)) = (table, records) else { return Vec::new() };
+    let mut from = 0;
+    let mut is_damaged = |index: &u32| {
+        let Some((end, crc)) = row(table, *index as usize) else { return true };
+        let record = records.get(from..end as usize);
+        from = end as usize;
+        record.is_none_or(|record| crc32c(record) != crc)
+    };
+    (0..meta.staged.records).filter(|index| is_damaged(index)).collect()
 }
 
 /// A record from its encoded form. `None`: its checksum does not match, or it is no record.

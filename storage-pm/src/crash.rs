@@ -10,11 +10,14 @@ use std::io::Write as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::Options;
+use flexlog_protocol::media::{LogStore, ReadError};
+use flexlog_protocol::{Color, Record, SeqNum};
+
 use crate::common::{Expected, World, Write, check, options, recover};
-use crate::device::{Fences, SimMedia, SplitMix};
+use crate::device::{Fences, SimDevice, SimMedia, SplitMix};
 use crate::planted::{self, Bug};
 use crate::ssd::{PlantedBug, SimFolder};
+use crate::{Options, Store};
 
 /// One operation of a workload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,9 +33,11 @@ enum Op {
     Move,
     Copy,
     Truncate,
+    /// A record rots and is written again.
+    Repair,
 }
 
-const OPS: [Op; 11] = [
+const OPS: [Op; 12] = [
     Op::Append,
     Op::Batch,
     Op::Assign,
@@ -44,6 +49,7 @@ const OPS: [Op; 11] = [
     Op::Move,
     Op::Copy,
     Op::Truncate,
+    Op::Repair,
 ];
 
 /// Bytes of an append: as the first entry of a segment it ends with a line, so that nothing is padded behind it.
@@ -126,6 +132,8 @@ struct Run {
     camera: Camera,
     draw: SplitMix,
     planted: Option<Planted>,
+    /// What rotted last, and how many writes there were once it was written again.
+    rotten: Option<(SeqNum, Record, usize)>,
     tried: Tried,
 }
 
@@ -151,7 +159,7 @@ impl Run {
         let camera = Camera::default();
         camera.watch(&world.media, &folder);
         camera.fenced.store(world.fenced, Ordering::Relaxed);
-        Ok(Self { world, folder, camera, draw: SplitMix(seed), planted, tried: Tried::default() })
+        Ok(Self { world, folder, camera, draw: SplitMix(seed), planted, rotten: None, tried: Tried::default() })
     }
 
     fn fence(&mut self) -> Result<(), String> {
@@ -179,11 +187,40 @@ impl Run {
             // The second time what is there already.
             Op::Copy => self.world.copy(1, 2, !self.world.copied.is_multiple_of(2)).map(|_| ()),
             Op::Truncate => self.world.truncate(50),
+            Op::Repair => self.repair(),
             Op::Move => {
                 self.world.checkpoint_all()?;
                 self.camera.fenced.store(self.world.fenced, Ordering::Relaxed);
                 self.world.work()
             }
+        }
+    }
+
+    /// The first record of color 1 rots where it is in the area, and is written again.
+    fn repair(&mut self) -> Result<(), String> {
+        let Some((number, record)) = self.world.first(1) else { return Ok(()) };
+        let Some(entry) = self.world.store.entry_of(Color(1), number) else { return Ok(()) };
+        // Behind it something says that it was durable.
+        self.world.hole()?;
+        self.fence()?;
+        // Header, meta, one row, the number of tags; then the payload.
+        self.world.media.damage(entry + 24 + 48 + 8 + 1, &[!record.payload()[0]]);
+        if self.world.repair(1, number, &record)? {
+            self.rotten = Some((number, record, self.world.writes.len()));
+        }
+        Ok(())
+    }
+
+    /// What rotted is whole, or it was not durable that it was written again; then it is now.
+    fn heal(&self, store: &mut Store<SimDevice>, fenced: usize) -> Result<(), String> {
+        let Some((number, record, written)) = &self.rotten else { return Ok(()) };
+        let mut found = Vec::new();
+        match store.read_through(Color(1), *number, SeqNum::MAX, 1, 1, &mut found) {
+            Ok(()) => Ok(()),
+            Err(ReadError::Damaged { .. }) if fenced < *written => {
+                store.repair(Color(1), *number, record).map(|_| ()).map_err(|error| error.to_string())
+            }
+            Err(error) => Err(format!("written again and durable: {error}")),
         }
     }
 
@@ -225,8 +262,9 @@ impl Run {
     fn image(&mut self, media: SimMedia, folder: SimFolder, writes: &[Write], fenced: usize) -> Result<(), String> {
         self.tried.states += 1;
         let again = self.draw.draw().is_multiple_of(8);
-        if !again {
-            let (store, _, prefix) = recover(&media, Some(&folder), self.world.options, writes, fenced)?;
+        if !again || self.rotten.is_some() {
+            let (mut store, _, prefix) = recover(&media, Some(&folder), self.world.options, writes, fenced)?;
+            self.heal(&mut store, fenced)?;
             return check(&store, &Expected::after(&writes[..prefix]), true, true);
         }
         let camera = Camera::default();
@@ -274,14 +312,15 @@ impl Run {
 }
 
 /// All workloads of up to `most` operations, one after the other. Of three operations with copies or truncations among
-/// them, those are left out that have what is like another one to these: a batch, a hole, a seal.
+/// them, those are left out that have what is like another one to these: a batch, a hole, a seal; and all with repairs.
 fn workloads(most: u32) -> Vec<Vec<Op>> {
     let of = |len: u32| {
         (0..OPS.len().pow(len)).map(move |nth| (0..len).map(|at| OPS[nth / OPS.len().pow(at) % OPS.len()]).collect())
     };
     let worth_it = |ops: &Vec<Op>| {
         let has = |some: &[Op]| ops.iter().any(|op| some.contains(op));
-        ops.len() < 3 || !has(&[Op::Copy, Op::Truncate]) || !has(&[Op::Batch, Op::Hole, Op::Seal])
+        ops.len() < 3
+            || !has(&[Op::Repair]) && (!has(&[Op::Copy, Op::Truncate]) || !has(&[Op::Batch, Op::Hole, Op::Seal]))
     };
     (1..=most).flat_map(of).filter(worth_it).collect()
 }

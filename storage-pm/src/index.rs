@@ -126,6 +126,24 @@ impl Index {
         self.records += added;
     }
 
+    /// A number names what is at `loc` from now on, whatever it named before, unless it is trimmed. Returns what it named.
+    pub(crate) fn replace(&mut self, color: Color, number: SeqNum, loc: Loc) -> Option<Loc> {
+        let before = self.find(color, number);
+        if let Some(before) = before {
+            self.forget(color, number, before);
+        }
+        self.put_one(color, number, loc);
+        before
+    }
+
+    fn put_one(&mut self, color: Color, number: SeqNum, loc: Loc) {
+        let index = self.color(color);
+        if index.trim.is_none_or(|trim| trim < number) {
+            let added = u64::from(index.put(number, loc));
+            self.records += added;
+        }
+    }
+
     /// Forgets the numbers of `color` up to and including `upto`. Returns whether that is new.
     pub(crate) fn trim(&mut self, color: Color, upto: SeqNum) -> bool {
         let index = self.color(color);

@@ -137,7 +137,9 @@ fn examine_with<D: Device>(device: &D, what: &str, ssd: Option<&dyn Folder>, dep
         report.fault(tier.manifest(), None, "the files changed while they were looked at");
     }
     tier.open_files(ssd, &superblock, &log, depth, &mut report);
+    log.damaged_records(&tier, depth == Depth::Everything, &mut report);
     if depth == Depth::Everything {
+        tier.damaged_records(&log, &mut report);
         let twice = log.check_against(&tier, &mut report);
         if !twice.is_empty()
             && let Err(error) = twice::compare(device, &superblock, &twice, std::mem::take(&mut tier.sums), &mut report)

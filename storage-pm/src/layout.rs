@@ -7,12 +7,12 @@
 //! ```text
 //! entry header          bytes
 //!   kind                 0..1    1 staged, 2 shard-log entry, 3 fence, 4 part of a checkpoint, 5 continue, 6 copied,
-//!                                7 truncate
+//!                                7 truncate, 8 repaired
 //!   zero                 1..4
 //!   body_len             4..8    bytes of the body; the next entry is at the next multiple of 8
 //!   generation           8..12   of the segment
 //!   crc                 12..16   CRC32C that goes on from the store's seed: over the header with this field zero, and
-//!                                the body (of a staged or copied entry: the body up to the records, which have their own)
+//!                                the body (of a staged, copied or repaired entry: the body up to the records, which have their own)
 //!   fenced              16..24   the place in the log below which all was durable when this was written
 //! ```
 //!
@@ -78,6 +78,8 @@ pub(crate) enum Kind {
     Copied = 6,
     /// Takes back shard-log entries that stand before it in the log.
     Truncate = 7,
+    /// A record that takes the place of one that was damaged.
+    Repaired = 8,
 }
 
 impl Kind {
@@ -90,6 +92,7 @@ impl Kind {
             5 => Self::Continue,
             6 => Self::Copied,
             7 => Self::Truncate,
+            8 => Self::Repaired,
             _ => return None,
         })
     }
@@ -97,7 +100,7 @@ impl Kind {
     /// Whether its body is records, whose bytes have checksums of their own.
     #[inline]
     pub(crate) fn has_records(self) -> bool {
-        matches!(self, Self::Staged | Self::Copied)
+        matches!(self, Self::Staged | Self::Copied | Self::Repaired)
     }
 }
 

@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 use crate::codec::{self, StagedMeta};
 use crate::device::{AREA, AnyDevice, DeviceKind, FileDevice, Mapping, MmapDevice, device_for, open_pmem2};
-use crate::index::Index;
+use crate::index::{Index, Loc};
 use crate::layout::{HEAD_BYTES, Kind, Place};
 use crate::log::{FIRST_ENTRY, GENERATIONS, Log, Resume, is_full};
 use crate::recover::{Found, Problem, Reader};
@@ -152,7 +152,7 @@ pub enum OpenError {
     },
     /// Bytes that were durable are not as they were written.
     #[error(
-        "{what} is damaged at byte {offset}: what was durable there is not as it was written. Remove the folder and let the replica copy its data from the others"
+        "{what} is damaged at byte {offset}: what was durable there is not as it was written, and more than a record. Put another replica in its place with `flexlog replica replace OLD NEW`: it copies its data from the others"
     )]
     Corrupt {
         /// The area, by its path.
@@ -522,6 +522,17 @@ impl<D: Device> Advanced<D> {
             self.generation = found.chain.last().map_or(1, |(_, end)| end.generation + 1);
         }
         let replayed = Replayed::of(&reader, &found, &moved_from(tier.as_ref())).map_err(named)?;
+        for at in &found.spoiled {
+            // What has no number yet can be told by nobody else, nor had from anybody under it.
+            if replayed.staged.values().any(|(_, staged, _)| staged.entry == *at) {
+                return Err(named(Problem::Corrupt(*at)));
+            }
+            tracing::warn!(
+                area = what,
+                byte = at,
+                "records here are damaged: they are to be repaired from another replica"
+            );
+        }
         let behind = |end: &Place| found.checkpoint.as_ref().is_none_or(|(name, _)| end.generation > name.generation);
         let since_checkpoint = found.chain.iter().filter(|(_, end)| behind(end)).count() as u64;
         let (head, end) = found.chain.last().map_or((None, Place::default()), |(slot, end)| (Some(*slot), *end));
@@ -617,6 +628,7 @@ impl Replayed {
                 let read = match header.kind {
                     Kind::Staged => replayed.stage(place, at, body),
                     Kind::Copied => replayed.copied(*slot, place, at, body, moved),
+                    Kind::Repaired => replayed.repaired(*slot, place, at, body, reader, moved),
                     Kind::Entry => match codec::decode_entry(body) {
                         Some(entry) if found.is_taken_back(place, entry.lsn) => {
                             replayed.taken_back(*slot, found.is_taken_back_since(place, entry.lsn), &entry);
@@ -661,6 +673,33 @@ impl Replayed {
             let waits = StagedAt { entry: at, color: meta.staged.color, records: meta.staged.records };
             self.index.insert(waits.color, first, waits.records, at);
             self.segments.get_mut(slot).own.add(waits.color, Span { low: first, high: waits.last(first) });
+        }
+        Some(())
+    }
+
+    /// A record that takes the place of a damaged one, which stands before it or is in an SSD file.
+    fn repaired<D: Device>(
+        &mut self,
+        slot: usize,
+        place: Place,
+        at: u64,
+        body: &[u8],
+        reader: &Reader<'_, D>,
+        moved: &FxHashMap<u32, Lsn>,
+    ) -> Option<()> {
+        let (meta, number) = codec::decode_copied(body).filter(|(meta, _)| meta.staged.records == 1)?;
+        let color = meta.staged.color;
+        let before = self.index.find(color, number);
+        if let Some(before) = before {
+            let generation = self.segments.get(reader.slot_of(before.entry())).generation;
+            self.segments.stand_in(slot, generation);
+        }
+        if !moved.contains_key(&place.generation) {
+            self.index.replace(color, number, Loc::new(at, 0));
+            self.segments.get_mut(slot).own.add(color, Span { low: number, high: number });
+        } else if let Some(before) = before {
+            // What took its place is in an SSD file.
+            self.index.forget(color, number, before);
         }
         Some(())
     }

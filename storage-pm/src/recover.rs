@@ -3,7 +3,8 @@
 //! Every segment is scanned for entries that are good: length, generation, and checksums hold. The log is the chain that
 //! the first entries of the segments form, read back from the newest. An entry that is not good ends the log there,
 //! unless some good entry, wherever it stands, says that the place was durable: then bytes were lost, and that is
-//! [`Problem::Corrupt`]. What stands behind the end is no part of the log, now or ever: the next segment's first entry
+//! [`Problem::Corrupt`]; but where only records of an entry are damaged, it is known what the entry is, and so they are
+//! left to be repaired: reading says that they are damaged. What stands behind the end is no part of the log, now or ever: the next segment's first entry
 //! says so.
 //!
 //! The newest checkpoint in the log that is whole says which segments before its own still belong to it. That, and the
@@ -53,6 +54,8 @@ pub(crate) struct Found {
     pub(crate) taken_back: Vec<TakenBack>,
     /// Whether the next entry can go right behind the last: nothing there can be mistaken for one.
     pub(crate) clean: bool,
+    /// Entries of the log with damaged records, by their bytes of the area.
+    pub(crate) spoiled: Vec<u64>,
     /// Below this all was durable, as far as anything says.
     pub(crate) fenced: Place,
     /// The highest generation that was seen.
@@ -91,12 +94,23 @@ struct Part {
 struct Scan {
     slot: usize,
     before: Place,
-    /// The end of the entries that are good without a gap.
+    /// The end of the entries whose heads are good without a gap.
     good: u32,
+    /// Where those of them are that have damaged records.
+    spoiled: Vec<u32>,
     /// Behind that is nothing that was, or could be taken for, an entry of this generation.
     clean: bool,
     parts: Vec<Part>,
     truncates: Vec<TakenBack>,
+}
+
+impl Scan {
+    /// The end of the entries that are good without a gap. An entry with damaged records that was durable is one of them:
+    /// what it is is known, and what is damaged is to be repaired.
+    fn good_below(&self, generation: u32, fenced: Place) -> u32 {
+        let torn = self.spoiled.iter().find(|at| Place::new(generation, **at) >= fenced);
+        torn.copied().unwrap_or(self.good)
+    }
 }
 
 /// What segments hold, by generation.
@@ -153,10 +167,20 @@ impl<'a, D: Device> Reader<'a, D> {
             facts.look_behind(&bytes, 0, None, self, slot);
             return Ok(None);
         };
-        let mut scan =
-            Scan { slot, before: first.before, good: 0, clean: false, parts: Vec::new(), truncates: Vec::new() };
-        while let Some((header, body)) = good_entry(&bytes, scan.good as usize, Some(generation), self.seed) {
+        let mut scan = Scan {
+            slot,
+            before: first.before,
+            good: 0,
+            spoiled: Vec::new(),
+            clean: false,
+            parts: Vec::new(),
+            truncates: Vec::new(),
+        };
+        while let Some((header, body, whole)) = head_entry(&bytes, scan.good as usize, Some(generation), self.seed) {
             facts.note(&header);
+            if !whole {
+                scan.spoiled.push(scan.good);
+            }
             let end = scan.good + header.stride() as u32;
             let at = Place::new(generation, scan.good);
             match header.kind {
@@ -266,8 +290,9 @@ impl<'a, D: Device> Reader<'a, D> {
         let slot = |end: Place| Some((search.scans.get(&end.generation)?.slot, end));
         let chain: Vec<_> = chain.into_iter().filter(in_log).filter_map(slot).collect();
         let taken_back = search.taken_back(&chain, checkpoint.as_ref());
+        let spoiled = search.spoiled(&chain);
         let Facts { fenced, generation, .. } = search.facts;
-        Ok(Found { chain, checkpoint, taken_back, clean: false, fenced, generation })
+        Ok(Found { chain, checkpoint, taken_back, clean: false, spoiled, fenced, generation })
     }
 
     /// The first entry of a segment, if it is one: the segment's generation, and what it says.
@@ -284,9 +309,10 @@ impl<'a, D: Device> Reader<'a, D> {
             .filter(|(_, first)| first.slot as usize == slot)
     }
 
-    /// The entry at `offset` of a segment's bytes, if all of it is as it was written.
-    pub(crate) fn entry<'b>(&self, bytes: &'b [u8], offset: usize, generation: u32) -> Option<(Header, &'b [u8])> {
-        good_entry(bytes, offset, Some(generation), self.seed)
+    /// The entry at `offset` of a segment's bytes, if all of it but for records is as it was written; and whether those
+    /// are, too.
+    pub(crate) fn head<'b>(&self, bytes: &'b [u8], offset: usize, generation: u32) -> Option<(Header, &'b [u8], bool)> {
+        head_entry(bytes, offset, Some(generation), self.seed)
     }
 
     fn search(&self, scans: BTreeMap<u32, Scan>, facts: Facts) -> Result<Found, Problem> {
@@ -416,12 +442,14 @@ impl<D: Device> Search<'_, D> {
                 checkpoint: None,
                 taken_back: Vec::new(),
                 clean: false,
+                spoiled: Vec::new(),
                 fenced: start,
                 generation: self.facts.generation,
             })));
         };
-        let mut end = Place::new(head, scan.good);
-        let cut = end >= upper;
+        // Records that are damaged behind what was durable were not written to the end: with those the log ends.
+        let mut end = Place::new(head, scan.good_below(head, self.facts.fenced));
+        let cut = end >= upper || end.offset < scan.good;
         end = end.min(upper);
         if self.facts.fenced > end {
             return Ok(Attempt::Bad(end));
@@ -462,8 +490,20 @@ impl<D: Device> Search<'_, D> {
         }
         let clean = scan.clean && !cut;
         let taken_back = self.taken_back(&slots, checkpoint.as_ref());
+        let spoiled = self.spoiled(&slots);
         let Facts { fenced, generation, .. } = self.facts;
-        Ok(Attempt::Found(Box::new(Found { chain: slots, checkpoint, taken_back, clean, fenced, generation })))
+        let chain = slots;
+        Ok(Attempt::Found(Box::new(Found { chain, checkpoint, taken_back, clean, spoiled, fenced, generation })))
+    }
+
+    /// The entries before the ends of their segments that have damaged records.
+    fn spoiled(&self, chain: &[(usize, Place)]) -> Vec<u64> {
+        let of = |(slot, end): &(usize, Place)| {
+            let (slot, end) = (*slot, *end);
+            let scan = self.scans.get(&end.generation).into_iter();
+            scan.flat_map(|scan| &scan.spoiled).filter(move |at| **at < end.offset).map(move |at| (slot, *at))
+        };
+        chain.iter().flat_map(of).map(|(slot, at)| self.reader.byte(slot, at)).collect()
     }
 
     /// What the log says to be taken back, in its segments or in its checkpoint.
@@ -479,7 +519,7 @@ impl<D: Device> Search<'_, D> {
 
     /// The first entry of a segment that is not good, before the segment's end.
     fn bad_before(&self, end: Place) -> Option<Place> {
-        let good = self.scans.get(&end.generation).map_or(0, |scan| scan.good);
+        let good = self.scans.get(&end.generation).map_or(0, |scan| scan.good_below(end.generation, self.facts.fenced));
         (good < end.offset).then_some(Place::new(end.generation, good))
     }
 
@@ -530,25 +570,29 @@ fn good_head<'a>(bytes: &'a [u8], at: usize, header: &Header, seed: u32) -> Opti
 
 /// The entry at `at`, if all of it is as it was written.
 pub(crate) fn good_entry(bytes: &[u8], at: usize, generation: Option<u32>, seed: u32) -> Option<(Header, &[u8])> {
+    head_entry(bytes, at, generation, seed).filter(|(.., whole)| *whole).map(|(header, body, _)| (header, body))
+}
+
+/// The entry at `at`, if its header is as it was written, and its body but for records; and whether the records are, too.
+fn head_entry(bytes: &[u8], at: usize, generation: Option<u32>, seed: u32) -> Option<(Header, &[u8], bool)> {
     let header = Header::peek(bytes.get(at..)?)?;
     if header.generation == 0 || generation.is_some_and(|own| own != header.generation) {
         return None;
     }
     let (body, meta) = good_head(bytes, at, &header, seed)?;
+    let mut whole = true;
     if let Some(meta) = meta {
         let (table, records) = body[meta.table_at()..].split_at(meta.records_at() - meta.table_at());
         let mut from = 0;
         for index in 0..meta.staged.records as usize {
             let (end, crc) = codec::row(table, index)?;
             let record = records.get(from..end as usize)?;
-            if crc32c(record) != crc {
-                return None;
-            }
+            whole &= crc32c(record) == crc;
             from = end as usize;
         }
         if from != records.len() {
             return None;
         }
     }
-    Some((header, body))
+    Some((header, body, whole))
 }

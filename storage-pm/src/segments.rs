@@ -1,7 +1,7 @@
 //! The segments of an area: which are in use, what keeps each of them so, and which can be given back.
 //!
 //! A segment is *held* by records that have a number in the index (not trimmed, not moved to an SSD file), by the
-//! `Assign`s of such numbers, and by staged records; and by shard-log entries until a checkpoint elsewhere covers them.
+//! `Assign`s of such numbers, by staged records, and by a damaged record elsewhere that one in it stands in for; and by shard-log entries until a checkpoint elsewhere covers them.
 //! Entries that were taken back hold nothing, as long as checkpoints say that they were.
 //! What is held by nothing is free once the checkpoint that leaves it out is durable. Order plays no part: an old color
 //! does not keep the segments after its own.
@@ -90,6 +90,9 @@ pub(crate) struct Segment {
     pub(crate) moving: bool,
     /// Its records could not be read to be moved: they stay.
     pub(crate) stuck: bool,
+    /// Generations of segments that have damaged records which records in this one stand in for: as long as one of those
+    /// is in use, recovery must find these.
+    pub(crate) stands_in_for: Vec<u32>,
     /// Some of its shard-log entries were taken back.
     pub(crate) taken_back: bool,
 }
@@ -175,6 +178,18 @@ impl Segments {
         self.list[slot] = Segment { used: Use::Live, generation, end, ..Segment::default() };
     }
 
+    /// A record in the segment `slot` stands in for a damaged one in the segment of this generation.
+    pub(crate) fn stand_in(&mut self, slot: usize, generation: u32) {
+        let segment = &mut self.list[slot];
+        if segment.generation != generation && !segment.stands_in_for.contains(&generation) {
+            segment.stands_in_for.push(generation);
+        }
+    }
+
+    fn is_live(&self, generation: u32) -> bool {
+        self.list.iter().any(|segment| segment.used == Use::Live && segment.generation == generation)
+    }
+
     /// Those but `head` that a checkpoint up to `upto` would leave out. `here`: the area has records of these numbers.
     pub(crate) fn removable(
         &self,
@@ -188,6 +203,7 @@ impl Segments {
                 || segment.staged > 0
                 || segment.moving
                 || segment.lsn > upto
+                || segment.stands_in_for.iter().any(|other| self.is_live(*other))
                 || segment.own.iter().chain(segment.given.iter()).any(|(color, span)| here(color, span));
             (!held).then_some(slot)
         })

@@ -5,6 +5,7 @@
 //! area when the store is opened, and grows with what is in the area; what moved on to SSD files ([`crate::tiers`]) costs
 //! no memory a record.
 
+mod repair;
 mod returning;
 
 use std::borrow::Cow;
@@ -164,6 +165,12 @@ impl<D: Device> Store<D> {
     #[cfg(test)]
     pub(crate) fn left(&self) -> usize {
         self.log.segment_bytes() as usize - self.log.next().offset as usize
+    }
+
+    /// The byte of the area at which the entry of a record begins, if it is there.
+    #[cfg(test)]
+    pub(crate) fn entry_of(&self, color: Color, number: SeqNum) -> Option<u64> {
+        self.index.find(color, number).map(Loc::entry)
     }
 
     #[cfg(test)]
@@ -374,6 +381,7 @@ impl<D: Device> Store<D> {
         from: SeqNum,
         upto: SeqNum,
         (max_records, max_bytes): (usize, usize),
+        cache: Option<&Arc<Cache>>,
         into: &mut Vec<(SeqNum, Record)>,
     ) -> Result<Reading, ReadError> {
         let on_ssd = self.tiers.as_ref().and_then(|tiers| tiers.tier.highest(color));
@@ -383,19 +391,19 @@ impl<D: Device> Store<D> {
             let first = here.peek().copied();
             let at_next = first.is_some_and(|(number, _)| number == next);
             let (number, record) = if !at_next && on_ssd.is_some_and(|highest| next <= highest) {
-                match self.cache.as_ref().and_then(|cache| cache.get(color, next)) {
+                match cache.and_then(|cache| cache.get(color, next)) {
                     Some(record) => (next, record),
                     None if count > 0 => break,
                     None => {
                         let highest = on_ssd.and_then(|highest| highest.plus(1)).unwrap_or(SeqNum::MAX);
                         let upto = first.map_or(upto, |(number, _)| number.min(upto)).min(highest);
-                        let (Some(tiers), cache) = (&self.tiers, self.cache.clone()) else { break };
+                        let (Some(tiers), cache) = (&self.tiers, cache.cloned()) else { break };
                         return Ok(Reading::Later(tiers.read(cache, color, next, upto, max_records, max_bytes)));
                     }
                 }
             } else {
                 let Some((number, loc)) = here.next() else { break };
-                (number, self.read_at(color, number, loc)?)
+                (number, self.read_at(color, number, loc, cache)?)
             };
             bytes += record.payload().len();
             if count > 0 && bytes > max_bytes {
@@ -420,7 +428,8 @@ impl<D: Device> Store<D> {
         into: &mut Vec<(SeqNum, Record)>,
     ) -> Result<Reading, ReadError> {
         let here = self.index.prev(color, upto).filter(|(number, _)| *number >= from);
-        let found = here.map(|(number, loc)| self.read_at(color, number, loc).map(|record| (number, record)));
+        let found = here
+            .map(|(number, loc)| self.read_at(color, number, loc, self.cache.as_ref()).map(|record| (number, record)));
         let from = here.map_or(from, |(number, _)| after(number));
         if let Some(tiers) = self.tiers.as_ref().filter(|_| from <= upto)
             && tiers.tier.highest(color).is_some_and(|highest| highest >= from)
@@ -437,16 +446,18 @@ impl<D: Device> Store<D> {
     }
 
     #[inline]
-    fn read_at(&self, color: Color, number: SeqNum, loc: Loc) -> Result<Record, ReadError> {
-        let cache = self.cache.as_ref().filter(|_| self.cache_area);
+    fn read_at(&self, color: Color, number: SeqNum, loc: Loc, cache: Option<&Arc<Cache>>) -> Result<Record, ReadError> {
+        let cache = cache.filter(|_| self.cache_area);
         if let Some(record) = cache.and_then(|cache| cache.get(color, number)) {
             return Ok(record);
         }
         let what = || self.log.what.clone();
         let record = match self.load(color, loc) {
             Ok(Some(record)) => record,
-            Ok(None) => return Err(ReadError::Damaged { what: what(), color, number, at: loc.entry() }),
-            Err(source) => return Err(ReadError::Io { what: what(), color, number, source }),
+            Ok(None) => {
+                return Err(ReadError::Damaged { what: what(), color, number, end: after(number), at: loc.entry() });
+            }
+            Err(source) => return Err(ReadError::Io { what: what(), color, number, end: after(number), source }),
         };
         if let Some(cache) = cache {
             cache.put(color, number, &record);
@@ -673,6 +684,10 @@ impl<D: Device> LogStore for Store<D> {
         self.put_copies(color, first, records)
     }
 
+    fn repair(&mut self, color: Color, number: SeqNum, record: &Record) -> Result<bool, StoreError> {
+        self.put_repaired(color, number, record)
+    }
+
     fn truncate(&mut self, upto: Lsn, entries: &[Arc<Entry>]) -> Result<(), StoreError> {
         self.take_back(upto, entries)
     }
@@ -772,7 +787,19 @@ impl<D: Device> LogStore for Store<D> {
     ) -> Result<Reading, ReadError> {
         let trimmed = self.index.trim_point(color).filter(|trim| *trim >= from);
         let from = trimmed.map_or(from, |trim| trim.plus(1).unwrap_or(SeqNum::MAX));
-        self.read_here(color, from, upto, (max_records, max_bytes), into)
+        self.read_here(color, from, upto, (max_records, max_bytes), self.cache.as_ref(), into)
+    }
+
+    fn scrub(
+        &self,
+        color: Color,
+        from: SeqNum,
+        max_records: usize,
+        max_bytes: usize,
+        into: &mut Vec<(SeqNum, Record)>,
+    ) -> Result<Reading, ReadError> {
+        let from = self.index.trim_point(color).map_or(from, |trim| from.max(after(trim)));
+        self.read_here(color, from, SeqNum::MAX, (max_records, max_bytes), None, into)
     }
 
     fn prev(&self, color: Color, upto: SeqNum, into: &mut Vec<(SeqNum, Record)>) -> Result<Reading, ReadError> {
@@ -783,11 +810,11 @@ impl<D: Device> LogStore for Store<D> {
     fn read_staged(&self, token: Token) -> Result<Option<Append>, ReadError> {
         let Some(staged) = self.staged.get(&token) else { return Ok(None) };
         // It has no number yet; the place says which it is.
-        let (color, number, at) = (staged.color, SeqNum::MIN, staged.entry);
+        let (color, number, end, at) = (staged.color, SeqNum::MIN, SeqNum::MIN, staged.entry);
         match self.load_staged(token, at) {
             Ok(Some(append)) => Ok(Some(append)),
-            Ok(None) => Err(ReadError::Damaged { what: self.log.what.clone(), color, number, at }),
-            Err(source) => Err(ReadError::Io { what: self.log.what.clone(), color, number, source }),
+            Ok(None) => Err(ReadError::Damaged { what: self.log.what.clone(), color, number, end, at }),
+            Err(source) => Err(ReadError::Io { what: self.log.what.clone(), color, number, end, source }),
         }
     }
 

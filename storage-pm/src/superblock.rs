@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   magic             0..8     "FLEXLOGS"
-//!   version           8..12    3
+//!   version           8..12    4
 //!   zero             12..16
 //!   sequence         16..24    writes of the superblock; even ones go to copy 0
 //!   cluster          24..40
@@ -31,7 +31,7 @@ pub(crate) const BYTES: usize = 128;
 /// Bytes from one copy to the next.
 pub(crate) const STRIDE: u64 = 4096;
 /// The one version of the format that this code knows.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 const MAGIC: [u8; 8] = *b"FLEXLOGS";
 const CRC_AT: usize = BYTES - 4;
 
@@ -188,8 +188,8 @@ mod tests {
         foreign[..8].copy_from_slice(b"\x7fELF0000");
         assert_eq!(Superblock::find([&foreign, &zero], || true), Found::Foreign);
         let mut newer = sample(2).encode();
-        newer[8] = 4;
-        assert_eq!(Superblock::find([&newer, &sample(1).encode()], || false), Found::Version(4));
+        newer[8] = 5;
+        assert_eq!(Superblock::find([&newer, &sample(1).encode()], || false), Found::Version(5));
     }
 
     #[test]
@@ -198,7 +198,7 @@ mod tests {
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(
             hex,
-            "464c45584c4f475303000000000000000800000000000000\
+            "464c45584c4f475304000000000000000800000000000000\
              0000000000000000000000000000000100000000000000000000000000000002\
              03000000010000000400000000000000\
              00000000000000000000000000000005060000000000000007000000\

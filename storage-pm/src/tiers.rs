@@ -415,12 +415,15 @@ impl SsdError {
     /// As the answer to a read of `color` that got to `number`.
     fn into_read(self, color: Color, number: SeqNum) -> ReadError {
         match self {
-            Self::Damaged { file, offset, color, number } => {
-                ReadError::Damaged { what: file, color, number, at: offset }
+            Self::Damaged { file, offset, color, number, end } => {
+                ReadError::Damaged { what: file, color, number, end, at: offset }
+            }
+            Self::Io { file, color, number, end, source, .. } => {
+                ReadError::Io { what: file, color, number, end, source }
             }
             other => {
                 let what = "the SSD files".to_owned();
-                ReadError::Io { what, color, number, source: io::Error::other(other.to_string()) }
+                ReadError::Io { what, color, number, end: number, source: io::Error::other(other.to_string()) }
             }
         }
     }

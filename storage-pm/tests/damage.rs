@@ -140,7 +140,7 @@ impl Before {
             return Kind::Shorter;
         }
         // Nobody noticed so far.
-        if look(media, folder).is_sound() {
+        if look(media, folder).findings.is_empty() {
             assert!(!must, "{what} is not noticed");
             count.nothing += 1;
         } else {
@@ -197,7 +197,10 @@ fn every_flipped_bit_of_the_area() {
     });
     say("bits of the area", &count);
     assert_eq!(count.tried as usize, before.area.len() * 8);
-    assert!(count.refused > 50_000 && count.verify >= 128 * 8 / 2 && count.shorter > 100, "{count:?}");
+    assert!(
+        count.refused > 30_000 && count.read > 20_000 && count.verify >= 128 * 8 / 2 && count.shorter > 100,
+        "{count:?}"
+    );
 }
 
 #[test]

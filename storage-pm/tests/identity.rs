@@ -135,8 +135,8 @@ fn what_is_no_store_or_a_newer_one_is_left_as_it_is() {
         assert!(media.bytes() == before, "{error}");
         error
     };
-    let version = refused(&[(8, &[4]), (4096 + 8, &[4])]);
-    assert!(matches!(version, OpenError::Version { found: 4, known: 3, .. }), "{version}");
+    let version = refused(&[(8, &[5]), (4096 + 8, &[5])]);
+    assert!(matches!(version, OpenError::Version { found: 5, known: 4, .. }), "{version}");
     assert!(matches!(refused(&[(8, &[7])]), OpenError::Version { found: 7, .. }));
     assert!(matches!(refused(&[(0, b"PNG"), (4096, b"PNG")]), OpenError::NotAStore { .. }));
     assert!(matches!(refused(&[(40, b"x"), (4096 + 40, b"x")]), OpenError::Corrupt { .. }));

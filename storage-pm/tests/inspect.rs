@@ -18,7 +18,7 @@ fn a_sound_store_has_no_faults_and_all_of_it_is_told() {
     let report = look(&media, &folder);
     assert_eq!(report.findings, vec![], "{report:#?}");
     let identity = report.identity.unwrap();
-    assert_eq!((identity.version, identity.opened, identity.tiered, identity.intent), (3, 1, true, false));
+    assert_eq!((identity.version, identity.opened, identity.tiered, identity.intent), (4, 1, true, false));
     assert!(report.superblocks.iter().all(|copy| copy.good));
     assert_eq!(report.superblocks.iter().filter(|copy| copy.counts).count(), 1);
     assert_eq!((report.log.last, report.log.clean), (written.entries.last().unwrap().lsn, true));
@@ -121,25 +121,25 @@ fn golden(name: &str) -> Vec<u8> {
     std::fs::read(format!("{}/tests/golden/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
 }
 
-/// Reading what version 3 wrote, and writing the same again. To make them: run with `WRITE_GOLDEN=1`, and know that a file
+/// Reading what version 4 wrote, and writing the same again. To make them: run with `WRITE_GOLDEN=1`, and know that a file
 /// that changes without a new version breaks every store there is.
 #[test]
-fn golden_files_of_version_3_are_read_and_written() {
+fn golden_files_of_version_4_are_read_and_written() {
     let Small { media, folder, written } = small();
     let made = [
-        ("v3.area", media.bytes()),
-        ("v3.area.ssd", folder.contents(FILE).unwrap()),
-        ("v3.area.manifest", folder.contents("manifest").unwrap()),
+        ("v4.area", media.bytes()),
+        ("v4.area.ssd", folder.contents(FILE).unwrap()),
+        ("v4.area.manifest", folder.contents("manifest").unwrap()),
     ];
     for (name, bytes) in made {
         if std::env::var_os("WRITE_GOLDEN").is_some() {
             std::fs::write(format!("{}/tests/golden/{name}", env!("CARGO_MANIFEST_DIR")), &bytes).unwrap();
         }
-        assert!(bytes == golden(name), "{name} is not written as version 3 was");
+        assert!(bytes == golden(name), "{name} is not written as version 4 was");
     }
-    let (media, folder) = (media_of(&golden("v3.area")), SimFolder::new());
-    folder.put(FILE, &golden("v3.area.ssd"));
-    folder.put("manifest", &golden("v3.area.manifest"));
+    let (media, folder) = (media_of(&golden("v4.area")), SimFolder::new());
+    folder.put(FILE, &golden("v4.area.ssd"));
+    folder.put("manifest", &golden("v4.area.manifest"));
     assert_eq!(look(&media, &folder).findings, vec![]);
     let (store, recovered) = open(&media, &folder).unwrap();
     let (upto, state) = recovered.checkpoint.unwrap();
@@ -156,20 +156,20 @@ fn golden_files_of_version_3_are_read_and_written() {
 
 #[test]
 fn another_version_of_each_file_is_refused_and_left_as_it_is() {
-    let area = golden("v3.area");
+    let area = golden("v4.area");
     let files = || {
         let folder = SimFolder::new();
-        folder.put(FILE, &golden("v3.area.ssd"));
-        folder.put("manifest", &golden("v3.area.manifest"));
+        folder.put(FILE, &golden("v4.area.ssd"));
+        folder.put("manifest", &golden("v4.area.manifest"));
         folder
     };
     // Of the area, one copy is enough.
-    for (at, version) in [(8, 4), (4096 + 8, 4), (8, 2), (4096 + 8, 2)] {
+    for (at, version) in [(8, 5), (4096 + 8, 5), (8, 3), (4096 + 8, 3)] {
         let (media, folder) = (media_of(&area), files());
         media.damage(at, &[version]);
         let before = media.bytes();
         let error = open(&media, &folder).unwrap_err();
-        let refused = matches!(error, OpenError::Version { found, known: 3, .. } if found == u32::from(version));
+        let refused = matches!(error, OpenError::Version { found, known: 4, .. } if found == u32::from(version));
         assert!(refused, "{error}");
         let report = look(&media, &folder);
         let told = format!("format version {version}");

@@ -29,6 +29,7 @@
 //! high_mark = 75
 //! cache = "64MiB"
 //! ssd = true
+//! scrub_mib_s = 8                # MiB a second that are read to find damage; 0: none
 //!
 //! [[sequencer]]                  # one position of the tree; the root has no parent
 //! name = "root"
@@ -145,6 +146,8 @@ pub struct Storage {
     pub cache: Option<u64>,
     /// Whether older records move to SSD files, in a folder beside the area.
     pub ssd: Option<bool>,
+    /// MiB a second that are read of each replica's records to find what is damaged; 0 for none.
+    pub scrub_mib_s: Option<u32>,
 }
 
 /// What an area is on.

@@ -42,6 +42,9 @@ pub(crate) struct UpArgs {
     /// Bytes of memory in which each replica keeps records that were read.
     #[arg(long, value_name = "BYTES", default_value_t = flexlog_protocol::limits::CACHE_BYTES)]
     cache: u64,
+    /// MiB a second that are read of each replica's records to find what is damaged; 0 for none.
+    #[arg(long, value_name = "N", default_value_t = flexlog_protocol::limits::SCRUB_MIB_S)]
+    scrub_mib_s: u32,
 }
 
 /// The devices, as they are named on the command line.
@@ -82,6 +85,7 @@ pub(crate) async fn run(args: UpArgs) -> Result<(), Stop> {
         },
         high_mark: args.high_mark,
         cache_bytes: args.cache,
+        scrub_mib_s: args.scrub_mib_s,
         ..Options::new(absolute(&args.dir))
     };
     let mut terminate = signal(SignalKind::terminate())?;

@@ -3,14 +3,16 @@
 use flexlog_protocol::api::ReplicaStatus;
 use flexlog_protocol::media::{FenceId, Late, LaterRead, LogStore, ReadError, Reading, StoreError};
 use flexlog_protocol::{Color, Record, ReplicaId, SeqNum, Time};
-use flexlog_replica::{FetchId, Persist, Replica};
+use flexlog_replica::{Damage, FetchId, Persist, Replica};
 
+use super::scrub::Scrub;
 use super::{Engine, Message};
 
 /// What a member wants from its store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
-    pub(super) fetch: FetchId,
+    /// `None`: it is the engine's own, see `scrub`.
+    pub(super) fetch: Option<FetchId>,
     pub(super) color: Color,
     pub(super) from: SeqNum,
     pub(super) upto: SeqNum,
@@ -64,6 +66,11 @@ pub struct Member {
     /// Work of its store is under way elsewhere.
     pub(super) working: bool,
     pub(super) failed: Option<String>,
+    pub(super) scrub: Scrub,
+    /// Records that were found damaged, written again, and lost, since the start.
+    pub(super) damaged: u64,
+    pub(super) repaired: u64,
+    pub(super) lost: u64,
 }
 
 impl Member {
@@ -82,12 +89,23 @@ impl Member {
             cramped: false,
             working: false,
             failed: None,
+            scrub: Scrub::default(),
+            damaged: 0,
+            repaired: 0,
+            lost: 0,
         }
+    }
+
+    /// The same, whose store is read through at so many bytes a second to find what is damaged; 0 for not at all.
+    #[must_use]
+    pub fn with_scrub(mut self, bytes_per_second: u64) -> Self {
+        self.scrub.rate = bytes_per_second;
+        self
     }
 }
 
 impl Member {
-    pub(super) fn status(&self) -> ReplicaStatus {
+    pub(super) fn status(&self, now: Time) -> ReplicaStatus {
         let usage = self.store.usage();
         ReplicaStatus {
             replica: self.id,
@@ -103,6 +121,12 @@ impl Member {
             ssd_bytes: usage.ssd_bytes,
             ssd_records: usage.ssd_records,
             opened: self.opened,
+            damaged: self.damaged,
+            repaired: self.repaired,
+            lost: self.lost,
+            scrubbed_bytes: self.scrub.bytes,
+            scrub_passes: self.scrub.passes,
+            scrub_ended_secs: self.scrub.ended.map_or(0, |ended| now.0.saturating_sub(ended.0) / 1_000_000),
         }
     }
 }
@@ -110,9 +134,11 @@ impl Member {
 impl Engine {
     /// A read has ended. [`Engine::run`] comes next.
     pub fn read_done(&mut self, done: ReadDone) {
-        let ReadDone { at, wanted, late: Late { records, covered, error } } = done;
+        let ReadDone { at, wanted, late } = done;
+        let Some(fetch) = wanted.fetch else { return self.scrub_read(at, wanted.color, late) };
+        let Late { records, covered, error } = late;
         let result = match error {
-            Some(error) if records.is_empty() => Err(error.to_string()),
+            Some(error) if records.is_empty() => Err(Damage::from(error)),
             // What was read goes out; the one that cannot be read is met again, first, by the next fetch.
             Some(_) => Ok(records),
             None if records.is_empty() && covered < wanted.upto => {
@@ -120,7 +146,7 @@ impl Engine {
             }
             None => Ok(records),
         };
-        let input = flexlog_replica::Input::Fetched { fetch: wanted.fetch, result };
+        let input = flexlog_replica::Input::Fetched { fetch, result };
         self.queue.push_back(Message::Member(at, input));
     }
 
@@ -159,15 +185,15 @@ impl Engine {
         let mut records = Vec::new();
         let read = self.members[at].store.prev(color, upto, &mut records);
         // What comes of it is all that there is: nothing is read on.
-        let wanted = Wanted { fetch, color, from: upto, upto, max_records: 1, max_bytes: 1 };
+        let wanted = Wanted { fetch: Some(fetch), color, from: upto, upto, max_records: 1, max_bytes: 1 };
         self.fetched(at, wanted, read, records);
     }
 
     fn fetched(&mut self, at: usize, wanted: Wanted, read: Result<Reading, ReadError>, records: Vec<(SeqNum, Record)>) {
-        let fetch = wanted.fetch;
+        let Some(fetch) = wanted.fetch else { return };
         let result = match read {
             Ok(Reading::Later(read)) => return self.reads.push(SlowRead { at, wanted, read }),
-            Err(error) if records.is_empty() => Err(error.to_string()),
+            Err(error) if records.is_empty() => Err(Damage::from(error)),
             // As in `read_done`.
             _ => Ok(records),
         };
@@ -185,6 +211,12 @@ impl Engine {
             Persist::Entry(entry) => member.store.append(entry),
             Persist::Fence(incarnation) => member.store.seal(*incarnation),
             Persist::Copy { color, first, records } => member.store.copy(*color, *first, records),
+            Persist::Repair { color, number, record } => member.store.repair(*color, *number, record).map(|written| {
+                if written {
+                    member.repaired += 1;
+                    tracing::warn!(store = member.path, %color, %number, "a damaged record was written again");
+                }
+            }),
             Persist::Truncate { upto, entries } => member.store.truncate(*upto, entries),
             Persist::Checkpoint { upto, state } => {
                 member.checkpointing = false;
@@ -202,6 +234,9 @@ impl Engine {
             (Err(error @ StoreError::Full { .. }), Persist::Copy { .. }) => {
                 tracing::warn!(replica = %member.id, %error, "no room for what is copied from another replica");
                 self.queue.push_back(Message::Member(at, flexlog_replica::Input::CopyRefused));
+            }
+            (Err(error @ StoreError::Full { .. }), Persist::Repair { color, number, .. }) => {
+                tracing::warn!(store = member.path, %color, %number, %error, "no room to write a damaged record again");
             }
             // The space kept back for checkpoints is gone: the next one may find more, once more was trimmed.
             (Err(error @ StoreError::Full { .. }), Persist::Checkpoint { .. }) => {

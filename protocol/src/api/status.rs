@@ -177,4 +177,16 @@ pub struct ReplicaStatus {
     pub ssd_bytes: u64,
     /// Records in them, trimmed ones whose space was not given back yet included.
     pub ssd_records: u64,
+    /// Records that were found damaged since the process started.
+    pub damaged: u64,
+    /// Those that were written again, as another replica has them.
+    pub repaired: u64,
+    /// Those that no other replica had whole.
+    pub lost: u64,
+    /// Bytes of records that were read to find damage.
+    pub scrubbed_bytes: u64,
+    /// How often all were.
+    pub scrub_passes: u64,
+    /// For how many seconds that is over; 0 where it never was.
+    pub scrub_ended_secs: u64,
 }

@@ -311,7 +311,9 @@ fn peer_to(message: &PeerMessage) -> proto::member_to_member::Kind {
         PeerMessage::Copied { copy, color, records, covered } => {
             Kind::Copied(copy::copied_to(*copy, *color, records, *covered))
         }
-        PeerMessage::CannotCopy { copy, why } => Kind::CannotCopy(proto::CannotCopy { copy: *copy, why: why.clone() }),
+        PeerMessage::CannotCopy { copy, why, damaged } => {
+            Kind::CannotCopy(proto::CannotCopy { copy: *copy, why: why.clone(), damaged: *damaged })
+        }
     }
 }
 
@@ -330,7 +332,7 @@ fn peer_from(message: proto::MemberToMember) -> Result<NodeMessage, WireError> {
             PeerMessage::CopyRead { copy: message.copy, color: Color(message.color), from, upto }
         }
         Kind::Copied(message) => copy::copied_from(message)?,
-        Kind::CannotCopy(proto::CannotCopy { copy, why }) => PeerMessage::CannotCopy { copy, why },
+        Kind::CannotCopy(proto::CannotCopy { copy, why, damaged }) => PeerMessage::CannotCopy { copy, why, damaged },
     };
     Ok(NodeMessage::Peer {
         shard: ShardId(message.shard),

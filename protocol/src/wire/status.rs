@@ -23,6 +23,12 @@ pub(super) fn to_proto(status: &Status) -> proto::Status {
         ssd_files: replica.ssd_files,
         ssd_bytes: replica.ssd_bytes,
         ssd_records: replica.ssd_records,
+        damaged: replica.damaged,
+        repaired: replica.repaired,
+        lost: replica.lost,
+        scrubbed_bytes: replica.scrubbed_bytes,
+        scrub_passes: replica.scrub_passes,
+        scrub_ended_secs: replica.scrub_ended_secs,
     };
     let shard = |shard: &ShardStatus| proto::ShardStatus {
         shard: shard.shard.0,
@@ -65,6 +71,12 @@ pub(super) fn from_proto(status: proto::Status) -> Result<Status, WireError> {
         ssd_files: replica.ssd_files,
         ssd_bytes: replica.ssd_bytes,
         ssd_records: replica.ssd_records,
+        damaged: replica.damaged,
+        repaired: replica.repaired,
+        lost: replica.lost,
+        scrubbed_bytes: replica.scrubbed_bytes,
+        scrub_passes: replica.scrub_passes,
+        scrub_ended_secs: replica.scrub_ended_secs,
     };
     let shard = |shard: proto::ShardStatus| ShardStatus {
         shard: ShardId(shard.shard),

@@ -202,6 +202,12 @@ fn status() -> impl Strategy<Value = Status> {
             ssd_files: 7,
             ssd_bytes: 8,
             ssd_records: 9,
+            damaged: 10,
+            repaired: 11,
+            lost: 12,
+            scrubbed_bytes: 13,
+            scrub_passes: 14,
+            scrub_ended_secs: 15,
         };
         let shard = ShardStatus {
             shard: ShardId(m),

@@ -96,6 +96,8 @@ pub(super) struct Log {
     here: RunSet,
     /// Numbers with a record in the area that was copied there and did not move.
     copied: RunSet,
+    /// Those of them that take the place of damaged ones, and are whole.
+    repaired: RunSet,
     /// Numbers with a record in the area that was copied, and another copy of it there.
     twice: RunSet,
     /// Numbers with a record in the area that the manifest says has moved.
@@ -106,6 +108,10 @@ pub(super) struct Log {
     fence: Option<Incarnation>,
     pub(super) last: Lsn,
     pub(super) end: Place,
+    /// Which records of an entry are damaged, by the entry's byte of the area, as long as their numbers are not known.
+    spoiled: FxHashMap<u64, Vec<u32>>,
+    /// Records that are damaged: number, and byte of their entry.
+    bad: Vec<(Color, SeqNum, u64)>,
     /// Some of the area cannot be read as it was written, so less is there than should be.
     damaged: bool,
     /// What got its numbers from entries that were taken back since the checkpoint.
@@ -152,6 +158,7 @@ pub(super) fn log<D: Device>(device: &D, superblock: &Superblock, tier: &Tier, l
         report.bad(run.at, format!("the number {color}/{} names two records", run.first));
     }
     log.moved.sort();
+    log.repaired.sort();
     log.absent.sort();
     // What was copied twice is there twice.
     for (color, run) in log.copied.sort() {
@@ -229,10 +236,10 @@ impl<D: Device> Walk<'_, D> {
         self.report.segments[slot].used = end.offset;
         let mut offset = 0;
         while offset < end.offset {
-            let Some((header, body)) = self.reader.entry(&bytes, offset as usize, end.generation) else {
+            let Some((header, body, whole)) = self.reader.head(&bytes, offset as usize, end.generation) else {
                 let bad = offset;
                 offset += 8;
-                while offset < end.offset && self.reader.entry(&bytes, offset as usize, end.generation).is_none() {
+                while offset < end.offset && self.reader.head(&bytes, offset as usize, end.generation).is_none() {
                     offset += 8;
                 }
                 self.damage(
@@ -243,6 +250,9 @@ impl<D: Device> Walk<'_, D> {
                 continue;
             };
             let at = self.reader.byte(slot, offset);
+            if !whole {
+                self.log.spoiled.insert(at, codec::damaged_records(body));
+            }
             self.entry(slot, Place::new(end.generation, offset), at, &header, body, ends);
             offset += header.stride() as u32;
         }
@@ -268,7 +278,9 @@ impl<D: Device> Walk<'_, D> {
                     self.report.note(file, Some(at), format!("the append {} is here twice", meta.staged.token));
                 }
                 // Reading one checks more than its entry: the digest, the tags.
-                if codec::decode_append(bytes::Bytes::copy_from_slice(body)).is_none() {
+                if !self.log.spoiled.contains_key(&at)
+                    && codec::decode_append(bytes::Bytes::copy_from_slice(body)).is_none()
+                {
                     self.report.bad(at, format!("the append {} cannot be read", meta.staged.token));
                 }
             }),
@@ -279,12 +291,17 @@ impl<D: Device> Walk<'_, D> {
                     self.shard_entry(slot, at, &entry);
                 }
             }),
-            Kind::Copied => codec::decode_copied(body).map(|(meta, first)| {
+            Kind::Copied | Kind::Repaired => codec::decode_copied(body).map(|(meta, first)| {
                 let last = first.plus(meta.staged.records - 1).unwrap_or(first);
                 let moved = self.tier.moved.contains_key(&place.generation);
                 let set = if moved { &mut self.log.moved } else { &mut self.log.copied };
                 set.add(meta.staged.color, Run { first, last, at });
-                if codec::decode_append(bytes::Bytes::copy_from_slice(body)).is_none() {
+                if header.kind == Kind::Repaired && !moved && !self.log.spoiled.contains_key(&at) {
+                    self.log.repaired.add(meta.staged.color, Run { first, last, at });
+                }
+                if self.log.spoiled.contains_key(&at) {
+                    self.log.numbered(at, meta.staged.color, first);
+                } else if codec::decode_append(bytes::Bytes::copy_from_slice(body)).is_none() {
                     self.report.bad(at, format!("the records from {}/{first} on cannot be read", meta.staged.color));
                 }
             }),
@@ -359,6 +376,7 @@ impl<D: Device> Walk<'_, D> {
                 }
             };
             set.add(assign.color, Run { first, last, at });
+            self.log.numbered(at, assign.color, first);
         }
     }
 
@@ -371,8 +389,14 @@ impl<D: Device> Walk<'_, D> {
         let again = std::mem::take(&mut log.again);
         log.waiting
             .retain(|token, waiting| waiting.place > name || kept.contains(&waiting.place) || again.contains(token));
-        for waiting in log.waiting.values() {
+        for (token, waiting) in &log.waiting {
             report.segments[waiting.slot].staged += 1;
+            if log.spoiled.contains_key(&waiting.at) {
+                report.bad(
+                    waiting.at,
+                    format!("a record of the append {token}, which waits for its numbers, is damaged"),
+                );
+            }
         }
         let (slot, end) = found.chain.last().map_or((None, Place::default()), |(slot, end)| (Some(*slot), *end));
         let entries = report.log.entries;
@@ -390,6 +414,43 @@ impl<D: Device> Walk<'_, D> {
 }
 
 impl Log {
+    /// The records of the entry at this byte have the numbers from `first` on.
+    fn numbered(&mut self, at: u64, color: Color, first: SeqNum) {
+        let damaged = self.spoiled.remove(&at).unwrap_or_default();
+        self.bad.extend(damaged.into_iter().filter_map(|index| Some((color, first.plus(index)?, at))));
+    }
+
+    /// Says of every damaged record whether it is whole elsewhere. `known`: what the SSD files have is known.
+    pub(super) fn damaged_records(&self, tier: &Tier, known: bool, report: &mut Report) {
+        for (color, number, at) in &self.bad {
+            let (file, at) = (report.area.clone(), Some(*at));
+            if self.trim(*color).is_some_and(|point| point >= *number) {
+                report.note(file, at, format!("the record {color}/{number}, which is trimmed, is damaged"));
+            } else if self.repaired(*color, *number) || tier.numbers.has(*color, *number) {
+                report.note(
+                    file,
+                    at,
+                    format!("the record {color}/{number} is damaged here, and whole where it is read"),
+                );
+            } else if known {
+                report.fault(file, at, format!("the record {color}/{number} is damaged"));
+            } else {
+                report.note(file, at, format!("the record {color}/{number} is damaged here"));
+            }
+        }
+    }
+
+    /// Whether the area has a whole record of this number that did not move.
+    pub(super) fn is_whole(&self, color: Color, number: SeqNum) -> bool {
+        let bad = |(c, n, _): &(Color, SeqNum, u64)| (*c, *n) == (color, number);
+        self.repaired(color, number) || self.has(color, number) && !self.bad.iter().any(bad)
+    }
+
+    /// Whether the area has a whole record of this number that takes the place of a damaged one.
+    fn repaired(&self, color: Color, number: SeqNum) -> bool {
+        self.repaired.has(color, number)
+    }
+
     pub(super) fn trim(&self, color: Color) -> Option<SeqNum> {
         self.trims.get(&color).copied()
     }
@@ -462,12 +523,15 @@ pub fn list_entries<D: Device>(
         let bytes = reader.segment(*slot)?;
         let mut at = 0;
         while at < end.offset {
-            let Some((header, body)) = reader.entry(&bytes, at as usize, end.generation) else {
+            let Some((header, body, whole)) = reader.head(&bytes, at as usize, end.generation) else {
                 at += 8;
                 continue;
             };
             let (lsn, mut says) = says(&header, body);
             let place = Place::new(end.generation, at);
+            if !whole {
+                says.push_str(" (damaged)");
+            }
             if lsn.is_some_and(|lsn| report.is_taken_back(place, lsn)) {
                 says.push_str(" (taken back)");
             }
@@ -503,11 +567,15 @@ fn says(header: &Header, body: &[u8]) -> (Option<Lsn>, String) {
             Some(entry) => (Some(entry.lsn), body_says(&entry)),
             None => (None, unknown()),
         },
-        Kind::Copied => {
+        Kind::Copied | Kind::Repaired => {
             let text = codec::decode_copied(body).map(|(meta, first)| {
                 let color = meta.staged.color;
                 let last = first.plus(meta.staged.records - 1).unwrap_or(first);
-                format!("records {color}/{first}..{last}, settled elsewhere")
+                if header.kind == Kind::Repaired {
+                    format!("record {color}/{first}, in place of a damaged one")
+                } else {
+                    format!("records {color}/{first}..{last}, settled elsewhere")
+                }
             });
             (None, text.unwrap_or_else(unknown))
         }

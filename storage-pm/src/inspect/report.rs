@@ -13,7 +13,7 @@ use crate::superblock::Superblock;
 const MOST_FINDINGS: usize = 1000;
 
 /// The kinds of entries, in the order of [`SegmentReport::entries`].
-pub const KINDS: [&str; 7] = ["staged", "entry", "fence", "checkpoint", "continue", "copied", "truncate"];
+pub const KINDS: [&str; 8] = ["staged", "entry", "fence", "checkpoint", "continue", "copied", "truncate", "repaired"];
 
 /// Something that people should know.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -12,7 +12,7 @@ use super::numbers::{Run, RunSet};
 use super::report::{Numbers, Report, SsdFileReport, SsdReport};
 use super::twice::Sums;
 use crate::open::sources_of;
-use crate::ssd::{FileMeta, Folder, MANIFEST, Manifest, Refusal, SsdError, SsdFile, file_id};
+use crate::ssd::{Fault, FileMeta, Folder, MANIFEST, Manifest, Refusal, SsdError, SsdFile, file_id};
 use crate::superblock::Superblock;
 
 /// Records that are looked at at once.
@@ -30,6 +30,8 @@ pub(super) struct Tier {
     pub(super) colors: BTreeMap<Color, Numbers>,
     /// Every number that a file has a record of, where everything is looked at.
     pub(super) numbers: RunSet,
+    /// What is wrong with each file.
+    faults: Vec<(String, Vec<Fault>)>,
     /// The checksums of those that the area has, too.
     pub(super) sums: Sums,
 }
@@ -103,7 +105,7 @@ impl Tier {
         let mut ssd = SsdReport { path: self.path.clone(), next_id: manifest.next_id, files: Vec::new() };
         for meta in files {
             self.fits(&meta, log, report);
-            match self.file(folder, superblock, meta, log, depth, report) {
+            match self.file(folder, superblock, meta, log, depth) {
                 Ok(file) => ssd.files.push(file),
                 Err(SsdError::Refused(refusal)) => refused(report, &refusal),
                 Err(error) => report.fault(self.path.clone(), None, error.to_string()),
@@ -111,6 +113,36 @@ impl Tier {
         }
         self.numbers.sort();
         report.ssd = Some(ssd);
+    }
+
+    /// Tells what is wrong with the files. Damage is no fault where every record that it hit is whole elsewhere,
+    /// or trimmed.
+    pub(super) fn damaged_records(&mut self, log: &Log, report: &mut Report) {
+        for (file, faults) in std::mem::take(&mut self.faults) {
+            let whole = |(color, number)| {
+                let trimmed = log.trim(color).is_some_and(|point| point >= number);
+                trimmed || self.numbers.has(color, number) || log.is_whole(color, number)
+            };
+            // The blocks with damage that was not repaired.
+            let bad: Vec<u64> = faults
+                .iter()
+                .filter(|fault| !fault.record.is_some_and(whole))
+                .filter_map(|fault| fault.within)
+                .collect();
+            let hit: Vec<u64> = faults.iter().filter_map(|fault| fault.within).collect();
+            for Fault { offset, what, record, .. } in &faults {
+                let of_block = record.is_none() && hit.contains(offset) && !bad.contains(offset);
+                if record.is_some_and(whole) || of_block {
+                    report.note(
+                        file.clone(),
+                        Some(*offset),
+                        format!("{what}, and what it hit is trimmed, or whole where it is read"),
+                    );
+                } else {
+                    report.fault(file.clone(), Some(*offset), what.clone());
+                }
+            }
+        }
     }
 
     /// What the manifest says of a file was in the log before.
@@ -139,7 +171,6 @@ impl Tier {
         meta: FileMeta,
         log: &Log,
         depth: Depth,
-        report: &mut Report,
     ) -> Result<SsdFileReport, SsdError> {
         let file = Arc::new(SsdFile::open(folder, superblock.store, meta)?);
         let index = file.index()?;
@@ -151,9 +182,7 @@ impl Tier {
             held.records += row.records;
         }
         if depth == Depth::Everything {
-            for fault in file.verify(&|color| log.trim(color)) {
-                report.fault(file.name(), Some(fault.offset), fault.what);
-            }
+            self.faults.push((file.name().to_owned(), file.verify(&|color| log.trim(color))));
             for row in index.colors() {
                 let from = match log.trim(row.color) {
                     Some(trim) if trim >= row.last => continue,

@@ -35,7 +35,7 @@ pub(super) fn compare<D: Device>(
         let bytes = reader.segment(slot)?;
         let mut offset = 0;
         while offset < end.offset {
-            let Some((header, body)) = reader.entry(&bytes, offset as usize, end.generation) else {
+            let Some((header, body, _)) = reader.head(&bytes, offset as usize, end.generation) else {
                 // Told already.
                 offset += 8;
                 continue;
@@ -46,7 +46,7 @@ pub(super) fn compare<D: Device>(
                     let crcs = StagedMeta::decode(body).and_then(|meta| Some((meta.staged.token, crcs(body, &meta)?)));
                     waiting.extend(crcs);
                 }
-                Kind::Copied => {
+                Kind::Copied | Kind::Repaired => {
                     if let Some((meta, first)) = codec::decode_copied(body) {
                         compare.see(meta.staged.color, first, &crcs(body, &meta).unwrap_or_default(), at);
                     }

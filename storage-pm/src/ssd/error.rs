@@ -26,6 +26,8 @@ pub enum SsdError {
         color: Color,
         /// The number, or the first one that may be affected.
         number: SeqNum,
+        /// Exclusive: no number from here on is.
+        end: SeqNum,
         /// What the system said.
         source: io::Error,
     },
@@ -40,6 +42,8 @@ pub enum SsdError {
         color: Color,
         /// The number, or the first one that may be affected.
         number: SeqNum,
+        /// Exclusive: no number from here on is.
+        end: SeqNum,
     },
     /// The tier, or a file of it, is not what it should be.
     #[error(transparent)]
@@ -64,6 +68,16 @@ pub enum SsdError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+impl SsdError {
+    /// The same for these numbers: those before are whole elsewhere, and up to the end there are others that are not.
+    pub(crate) fn of_numbers(mut self, low: SeqNum, upto: SeqNum) -> Self {
+        if let Self::Io { number, end, .. } | Self::Damaged { number, end, .. } = &mut self {
+            (*number, *end) = (low, upto);
+        }
+        self
+    }
 }
 
 /// Why a tier, or a file of it, is refused. Nothing was changed.

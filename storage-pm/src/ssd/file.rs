@@ -21,7 +21,7 @@ use super::format::{
     Region, TAG_HEADER, VERSION, block_is_good, decode_header, file_name, file_seed, is_zero, u32_at, u64_at,
 };
 use super::manifest::{FileMeta, path};
-use super::read::{Cursor, Spot, merge, walk};
+use super::read::{Cursor, Spot, after, merge, walk};
 use crate::codec::decode_record;
 
 const PAGE: u64 = 4096;
@@ -97,6 +97,16 @@ pub struct Fault {
     pub offset: u64,
     /// What.
     pub what: String,
+    /// The record that is damaged, where it is one and known which.
+    pub record: Option<(Color, SeqNum)>,
+    /// The block that it is in, by its byte, where it is damage to records of one.
+    pub within: Option<u64>,
+}
+
+impl Fault {
+    fn new(offset: u64, what: impl Into<String>) -> Self {
+        Self { offset, what: what.into(), record: None, within: None }
+    }
 }
 
 /// What was given back to the file system.
@@ -283,7 +293,7 @@ impl SsdFile {
     pub fn verify(&self, trim: Trims<'_>) -> Vec<Fault> {
         let index = match self.index() {
             Ok(index) => index,
-            Err(error) => return vec![Fault { offset: self.footer.colors.offset, what: error.to_string() }],
+            Err(error) => return vec![Fault::new(self.footer.colors.offset, error.to_string())],
         };
         let mut faults = Vec::new();
         let mut found: Vec<ColorRow> = Vec::new();
@@ -295,16 +305,16 @@ impl SsdFile {
                 Ok(Some(bytes)) if !trimmed => self.verify_block(row, &bytes, &mut found, &mut tags, &mut faults),
                 // What is trimmed may be there, in part or not at all.
                 Ok(_) if trimmed => all = false,
-                Ok(_) => faults.push(Fault { offset: row.offset, what: "the block was given back too early".into() }),
-                Err(error) => faults.push(Fault { offset: row.offset, what: error.to_string() }),
+                Ok(_) => faults.push(Fault::new(row.offset, "the block was given back too early")),
+                Err(error) => faults.push(Fault::new(row.offset, error.to_string())),
             }
         }
         if all && faults.is_empty() && found != index.colors {
-            faults.push(Fault { offset: self.footer.colors.offset, what: "the color table is wrong".into() });
+            faults.push(Fault::new(self.footer.colors.offset, "the color table is wrong"));
         }
         let missing = index.colors.iter().any(|row| !self.may_have(row.color));
         if missing {
-            faults.push(Fault { offset: self.footer.filter.offset, what: "the filter lacks a color".into() });
+            faults.push(Fault::new(self.footer.filter.offset, "the filter lacks a color"));
         }
         self.verify_tags(tags, all && faults.is_empty(), &mut faults);
         let sources = self.footer.sources;
@@ -314,10 +324,8 @@ impl SsdFile {
         });
         match listed {
             Ok(true) => {}
-            Ok(false) => {
-                faults.push(Fault { offset: sources.offset, what: "the sources are not the manifest's".into() })
-            }
-            Err(error) => faults.push(Fault { offset: sources.offset, what: error.to_string() }),
+            Ok(false) => faults.push(Fault::new(sources.offset, "the sources are not the manifest's")),
+            Err(error) => faults.push(Fault::new(sources.offset, error.to_string())),
         }
         faults
     }
@@ -332,17 +340,35 @@ impl SsdFile {
     ) {
         if !block_is_good(self.seed, row.offset, bytes, row.records) {
             let what = if is_zero(bytes) { "the block is gone" } else { "the block's checksum does not match" };
-            faults.push(Fault { offset: row.offset, what: what.into() });
+            faults.push(Fault::new(row.offset, what));
         }
         let mut keys = Vec::new();
+        // The last record whose number is known; and a place behind it that has no such record.
+        let (mut last, mut gap): (Option<(Color, SeqNum)>, Option<usize>) = (None, None);
+        let in_gap = |at: usize, record: Option<(Color, SeqNum)>| Fault {
+            offset: row.offset + at as u64,
+            what: "what is here is no record".into(),
+            record,
+            within: Some(row.offset),
+        };
         walk(bytes, row, self.seed, |spot| {
             match spot {
                 Spot::Record { at, header, encoded } => {
                     let offset = row.offset + at as u64;
                     let key = (header.color, header.number);
+                    if let Some(at) = gap.take() {
+                        // The only number between two others is that of what is between them.
+                        let only = |(color, number): (Color, SeqNum)| {
+                            let next = after(number);
+                            (color == key.0 && after(next) == key.1).then_some((color, next))
+                        };
+                        let first = || (row.first.0 == key.0 && after(row.first.1) == key.1).then_some(row.first);
+                        faults.push(in_gap(at, last.map_or_else(first, only)));
+                    }
+                    last = Some(key);
                     let Some(record) = decode_record(bytes.slice(encoded), header.crc) else {
                         let what = format!("the record {}/{} is damaged", key.0, key.1);
-                        faults.push(Fault { offset, what });
+                        faults.push(Fault { offset, what, record: Some(key), within: Some(row.offset) });
                         return true;
                     };
                     keys.push(key);
@@ -358,17 +384,19 @@ impl SsdFile {
                         tags.push((key.0, tag.as_bytes().to_vec(), key.1));
                     }
                 }
-                Spot::Gap { at } => {
-                    faults.push(Fault { offset: row.offset + at as u64, what: "what is here is no record".into() });
-                }
+                Spot::Gap { at } => gap = Some(at),
             }
             true
         });
+        if let Some(at) = gap {
+            let before = last.map_or(row.records == 1, |(color, number)| (color, after(number)) == row.last);
+            faults.push(in_gap(at, before.then_some(row.last)));
+        }
         if keys.len() != row.records as usize {
             let what = format!("the block has {} good records and should have {}", keys.len(), row.records);
-            faults.push(Fault { offset: row.offset, what });
+            faults.push(Fault::new(row.offset, what));
         } else if (keys.first(), keys.last()) != (Some(&row.first), Some(&row.last)) {
-            faults.push(Fault { offset: row.offset, what: "the block index is wrong".into() });
+            faults.push(Fault::new(row.offset, "the block index is wrong"));
         }
     }
 
@@ -377,12 +405,12 @@ impl SsdFile {
         let offset = self.footer.tags.offset;
         let bytes = match self.tag_bytes() {
             Ok(bytes) => bytes,
-            Err(error) => return faults.push(Fault { offset, what: error.to_string() }),
+            Err(error) => return faults.push(Fault::new(offset, error.to_string())),
         };
         let mut listed = Vec::new();
         for entry in TagEntries(&bytes) {
             let Some(entry) = entry else {
-                return faults.push(Fault { offset, what: "this is no tag index".into() });
+                return faults.push(Fault::new(offset, "this is no tag index"));
             };
             listed.extend(entry.numbers().map(|number| (entry.color, entry.tag.to_vec(), number)));
         }
@@ -391,7 +419,7 @@ impl SsdFile {
         let sound = listed.is_sorted_by(|a, b| a < b)
             && if whole { listed == tags } else { tags.iter().all(|tag| listed.binary_search(tag).is_ok()) };
         if !sound {
-            faults.push(Fault { offset, what: "the tag index is wrong".into() });
+            faults.push(Fault::new(offset, "the tag index is wrong"));
         }
     }
 

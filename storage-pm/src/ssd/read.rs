@@ -64,21 +64,30 @@ pub(crate) fn after(number: SeqNum) -> SeqNum {
 /// What reading comes upon at some number.
 enum Item {
     Record(SeqNum, Record),
-    /// Damage. `exact`: it is this number; else it may be any from this on to the next item's.
+    /// Damage: of some numbers from this one on, below `end`; of this one, if there is no other.
     Damaged {
         number: SeqNum,
-        exact: bool,
+        end: SeqNum,
         offset: u64,
     },
-    /// The block that may have this number cannot be read.
+    /// The block that may have such numbers cannot be read.
     Io {
         number: SeqNum,
+        end: SeqNum,
         offset: u64,
         source: io::Error,
     },
 }
 
 impl Item {
+    /// Exclusive: it is of no number from here on.
+    fn end(&self) -> SeqNum {
+        match self {
+            Self::Record(number, _) => after(*number),
+            Self::Damaged { end, .. } | Self::Io { end, .. } => *end,
+        }
+    }
+
     fn number(&self) -> SeqNum {
         match self {
             Self::Record(number, _) | Self::Damaged { number, .. } | Self::Io { number, .. } => *number,
@@ -126,7 +135,8 @@ impl Cursor {
             Ok(None) => {}
             Err(source) => {
                 let number = if row.first.0 == self.color { row.first.1.max(self.from) } else { self.from };
-                self.items.push_back(Item::Io { number, offset: row.offset, source });
+                let end = if row.last.0 == self.color { after(row.last.1).min(self.upto) } else { self.upto };
+                self.items.push_back(Item::Io { number, end, offset: row.offset, source });
             }
         }
     }
@@ -156,7 +166,7 @@ impl Cursor {
                 _ => SeqNum::MAX,
             };
             let (low, high) = (low.max(from), high.min(upto));
-            Some((low < high).then_some((low, row.offset + at as u64))).flatten()
+            Some((low < high).then_some((low, high, row.offset + at as u64))).flatten()
         };
         let mut found = Vec::new();
         walk(block, row, self.file.seed, |spot| match spot {
@@ -166,8 +176,8 @@ impl Cursor {
             }
             Spot::Record { at, header, encoded } => {
                 let key = (header.color, header.number);
-                if let Some((number, offset)) = close(seen, gap.take(), Some(key)) {
-                    found.push(Item::Damaged { number, exact: false, offset });
+                if let Some((number, end, offset)) = close(seen, gap.take(), Some(key)) {
+                    found.push(Item::Damaged { number, end, offset });
                 }
                 seen = Some(key);
                 if header.color == color && (from..upto).contains(&header.number) {
@@ -177,14 +187,14 @@ impl Cursor {
                         if row.records == 1 { block.slice(encoded) } else { Bytes::copy_from_slice(&block[encoded]) };
                     found.push(match decode_record(bytes, header.crc) {
                         Some(record) => Item::Record(number, record),
-                        None => Item::Damaged { number, exact: true, offset: row.offset + at as u64 },
+                        None => Item::Damaged { number, end: after(number), offset: row.offset + at as u64 },
                     });
                 }
                 key < (color, upto)
             }
         });
-        if let Some((number, offset)) = close(seen, gap, None) {
-            found.push(Item::Damaged { number, exact: false, offset });
+        if let Some((number, end, offset)) = close(seen, gap, None) {
+            found.push(Item::Damaged { number, end, offset });
         }
         items.extend(found);
     }
@@ -200,15 +210,15 @@ impl Cursor {
         let (file, color) = (self.file.name.clone(), self.color);
         match item {
             Item::Record(..) => None,
-            Item::Damaged { number, offset, .. } => Some(SsdError::Damaged { file, offset, color, number }),
-            Item::Io { number, offset, source } => Some(SsdError::Io { file, offset, color, number, source }),
+            Item::Damaged { number, end, offset } => Some(SsdError::Damaged { file, offset, color, number, end }),
+            Item::Io { number, end, offset, source } => Some(SsdError::Io { file, offset, color, number, end, source }),
         }
     }
 }
 
 /// Reads what the cursors have, in order, no number twice. Returns the bound up to which all was looked at, exclusive.
 ///
-/// Where a record is damaged in one file and whole in another, the whole one is taken.
+/// Where records are damaged in one file and whole in another, the whole ones are taken.
 pub(crate) fn merge(
     mut cursors: Vec<Cursor>,
     from: SeqNum,
@@ -224,11 +234,11 @@ pub(crate) fn merge(
         cursors.iter().enumerate().filter_map(|(nth, cursor)| Some(Reverse((cursor.bound()?, nth)))).collect();
     let (mut count, mut bytes) = (0, 0);
     let mut last = None;
-    // A damaged record that another file may have.
-    let mut bad: Option<(SeqNum, SsdError)> = None;
+    // Damaged numbers that another file may have, each of them: from, and up to but not including.
+    let mut bad: Option<(SeqNum, SeqNum, SsdError)> = None;
     while let Some(Reverse((bound, nth))) = heap.pop() {
-        if let Some((_, error)) = bad.take_if(|(number, _)| *number < bound) {
-            return Err(error);
+        if let Some((low, end, error)) = bad.take_if(|(low, ..)| *low < bound) {
+            return Err(error.of_numbers(low, end));
         }
         let cursor = &mut cursors[nth];
         match cursor.items.pop_front() {
@@ -241,7 +251,10 @@ pub(crate) fn merge(
                 if count > 0 && bytes + record.payload().len() > max_bytes {
                     return Ok(number);
                 }
-                bad = None;
+                if let Some((low, ..)) = &mut bad {
+                    *low = after(number);
+                }
+                bad.take_if(|(low, end, _)| *low >= *end);
                 last = Some(number);
                 count += 1;
                 bytes += record.payload().len();
@@ -252,14 +265,11 @@ pub(crate) fn merge(
             }
             // It was given out already.
             Some(Item::Record(..)) => {}
-            Some(Item::Damaged { number, exact: true, .. }) if last == Some(number) => {}
             Some(item) => {
-                let (number, exact) = (item.number(), matches!(item, Item::Damaged { exact: true, .. }));
-                if let Some(error) = cursor.error(item) {
-                    if !exact {
-                        return Err(error);
-                    }
-                    bad = Some((number, error));
+                let (low, end) = (last.map_or(item.number(), |last| after(last).max(item.number())), item.end());
+                if let Some(error) = cursor.error(item).filter(|_| low < end) {
+                    let end = bad.take().map_or(end, |(_, other, _)| other.max(end));
+                    bad = Some((low, end, error));
                 }
             }
         }
@@ -267,7 +277,7 @@ pub(crate) fn merge(
         heap.extend(next.map(|next| Reverse((next, nth))));
     }
     match bad {
-        Some((_, error)) => Err(error),
+        Some((low, end, error)) => Err(error.of_numbers(low, end)),
         None => Ok(upto.max(from)),
     }
 }
@@ -301,7 +311,7 @@ pub(crate) fn last(mut cursors: Vec<Cursor>) -> Result<Option<(SeqNum, Record)>,
                 continue;
             }
             Some(item) => {
-                let upper = if matches!(item, Item::Damaged { exact: true, .. }) { item.number() } else { highest };
+                let upper = SeqNum::from_raw(item.end().to_raw().saturating_sub(1)).min(highest).max(item.number());
                 if bad.as_ref().is_none_or(|(number, _)| *number < upper)
                     && let Some(error) = cursor.error(item)
                 {

@@ -75,6 +75,8 @@ pub enum Write {
     Checkpoint(Lsn, Vec<u8>),
     Copied(Color, SeqNum, Vec<Record>),
     Truncate(Lsn),
+    /// A record that rotted was written again; it is the same as before.
+    Repaired(Color, SeqNum),
 }
 
 /// The entries that stand after some writes, in order, each with its place among the writes.
@@ -112,7 +114,7 @@ impl Expected {
         for (at, write) in writes.iter().enumerate() {
             match write {
                 Write::Entry(_) if !standing.contains(&at) => {}
-                Write::Truncate(_) => {}
+                Write::Truncate(_) | Write::Repaired(..) => {}
                 Write::Copied(color, first, records) => {
                     for (i, record) in (0..).zip(records) {
                         expected.records.insert((*color, first.plus(i).unwrap()), record.clone());
@@ -502,6 +504,18 @@ impl World {
         let done = self.did(result, Write::Copied(Color(color), first, records))?;
         self.copied += u64::from(done);
         Ok(done)
+    }
+
+    /// The first record of a color, if it is there.
+    pub fn first(&self, color: u64) -> Option<(SeqNum, Record)> {
+        let records = Expected::after(&self.writes).records;
+        records.into_iter().find(|((c, _), _)| c.0 == color).map(|((_, number), record)| (number, record))
+    }
+
+    /// Writes a record again that is damaged. Returns whether there was room.
+    pub fn repair(&mut self, color: u64, number: SeqNum, record: &Record) -> Result<bool, String> {
+        let result = self.store.repair(Color(color), number, record).map(|_| ());
+        self.did(result, Write::Repaired(Color(color), number))
     }
 
     /// Some records that nobody can take back, their numbers in a row.

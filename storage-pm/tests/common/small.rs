@@ -1,5 +1,5 @@
 //! A small store with something of everything: segments of 4096 bytes, a checkpoint, trimmed numbers, tags, a batch, an
-//! append that waits, a fence, copied records, entries that were taken back, and an SSD file. The same calls give the same
+//! append that waits, a fence, copied records, one that was repaired, entries that were taken back, and an SSD file. The same calls give the same
 //! bytes.
 #![allow(dead_code)]
 
@@ -112,6 +112,17 @@ impl Builder {
         }
     }
 
+    /// A record is damaged and written again; then its old bytes are as they were, and nobody reads them any more.
+    fn repair(&mut self, media: &SimMedia, color: u64, number: SeqNum) {
+        let record = self.written.records[&(Color(color), number)].clone();
+        let (bytes, payload) = (media.bytes(), record.payload());
+        let at = bytes.windows(payload.len()).position(|window| window == &payload[..]).unwrap();
+        media.damage(at as u64, &[!payload[0]]);
+        assert!(self.store.repair(Color(color), number, &record).unwrap());
+        media.damage(at as u64, &payload[..1]);
+        self.fence();
+    }
+
     /// A record gets a number, loses it again, and gets another.
     fn number_and_take_back(&mut self, color: u64, record: Record) {
         let append = self.stage(color, vec![record.clone()], None);
@@ -170,6 +181,7 @@ pub fn small() -> Small {
     build.fence();
     build.append(3, vec![record(b"behind the checkpoint".to_vec(), &[])]);
     build.copy(3, 7, vec![record(b"copied".to_vec(), &[b"tag", b""]), record(Vec::new(), &[])]);
+    build.repair(&media, 3, n(0));
     build.number_and_take_back(3, record(b"numbered twice".to_vec(), &[]));
     build.append(1, vec![record(b"the last".to_vec(), &[b"tag"])]);
     let Builder { written, .. } = build;

@@ -19,7 +19,8 @@ use crate::record::{MAX_ADDRESS_BYTES, MAX_POSITION_NAME_BYTES, is_word};
 const FILE_KEYS: &[&str] =
     &["cluster", "transport", "data", "certificates", "metadata", "failover", "storage", "sequencer", "shard"];
 const METADATA_KEYS: &[&str] = &["backend", "endpoints", "prefix"];
-pub(super) const STORAGE_KEYS: &[&str] = &["area_limit", "segment", "device", "high_mark", "cache", "ssd"];
+pub(super) const STORAGE_KEYS: &[&str] =
+    &["area_limit", "segment", "device", "high_mark", "cache", "ssd", "scrub_mib_s"];
 const FAILOVER_KEYS: &[&str] = &["detect_ms", "replica_timeout_ms"];
 const SEQUENCER_KEYS: &[&str] = &["name", "parent", "address", "linger_micros", "standbys"];
 const SHARD_KEYS: &[&str] = &["id", "leaf", "min_view", "replica"];
@@ -227,6 +228,7 @@ fn storage(all: &Section<'_>, notes: &mut Notes) -> Storage {
         high_mark: section.number("high_mark", (1, 99), "75", notes).and_then(|percent| percent.try_into().ok()),
         cache: section.size("cache", "\"64MiB\"", notes),
         ssd: section.flag("ssd", notes),
+        scrub_mib_s: section.number("scrub_mib_s", (0, 100_000), "8", notes).and_then(|rate| rate.try_into().ok()),
     }
 }
 

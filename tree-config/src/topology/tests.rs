@@ -63,6 +63,7 @@ fn the_example_is_read() {
         high_mark: Some(75),
         cache: Some(64 << 20),
         ssd: Some(true),
+        scrub_mib_s: Some(8),
     };
     assert_eq!(topology.storage, storage);
     assert_eq!(topology.root().name, "root");

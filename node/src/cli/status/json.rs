@@ -94,6 +94,12 @@ fn replica(report: &Report, info: &ReplicaInfo) -> Value {
         "ssd_files": status.map(|status| status.ssd_files),
         "ssd_bytes": status.map(|status| status.ssd_bytes),
         "ssd_records": status.map(|status| status.ssd_records),
+        "damaged": status.map(|status| status.damaged),
+        "repaired": status.map(|status| status.repaired),
+        "lost": status.map(|status| status.lost),
+        "scrubbed_bytes": status.map(|status| status.scrubbed_bytes),
+        "scrub_passes": status.map(|status| status.scrub_passes),
+        "scrub_ended_secs": status.filter(|status| status.scrub_passes > 0).map(|status| status.scrub_ended_secs),
     })
 }
 

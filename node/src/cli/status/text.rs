@@ -48,6 +48,7 @@ fn one_process(report: &Report) -> Vec<String> {
                     replica.ssd_bytes >> 20
                 ));
             }
+            lines.extend(damage(replica).into_iter().map(|said| format!("             {said}")));
         }
     }
     lines
@@ -191,7 +192,23 @@ fn store(status: &ReplicaStatus) -> String {
     if status.ssd_files > 0 {
         words.push_str(&format!(", SSD {} MiB, {} records", status.ssd_bytes >> 20, status.ssd_records));
     }
+    for said in damage(status) {
+        words.push_str(&format!("; {said}"));
+    }
     words
+}
+
+/// What was found damaged, and when all was looked at last.
+fn damage(status: &ReplicaStatus) -> Vec<String> {
+    let mut said = Vec::new();
+    if status.damaged > 0 {
+        let lost = if status.lost > 0 { format!(", {} lost", status.lost) } else { String::new() };
+        said.push(format!("{} found damaged, {} repaired{lost}", count(status.damaged, "record"), status.repaired));
+    }
+    if status.scrub_passes > 0 {
+        said.push(format!("all read {} min ago", status.scrub_ended_secs / 60));
+    }
+    said
 }
 
 fn per_second(rate: Option<f64>) -> String {

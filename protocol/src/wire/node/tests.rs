@@ -199,7 +199,7 @@ fn peer() -> impl Strategy<Value = PeerMessage> {
             let covered = SeqNum::new(Epoch(5), 0);
             PeerMessage::Copied { copy, color: append.color(), records, covered }
         }),
-        any::<u64>().prop_map(|copy| PeerMessage::CannotCopy { copy, why: "gone".into() }),
+        any::<(u64, bool)>().prop_map(|(copy, damaged)| PeerMessage::CannotCopy { copy, why: "gone".into(), damaged }),
     ]
 }
 
