@@ -160,7 +160,7 @@ impl Fleet {
                 .unwrap();
         }
         text += "[failover]\ndetect_ms = 500\nreplica_timeout_ms = 1000\n";
-        text += "[storage]\narea_limit = \"64MiB\"\nsegment = \"8MiB\"\nssd = false\n";
+        text += "[storage]\narea_limit = \"64MiB\"\nsegment = \"8MiB\"\n";
         let places = self.places.borrow();
         let address = |name: &str| places.iter().find(|place| place.name == name).map(|place| &place.address);
         for (name, parent) in SEQUENCERS {
