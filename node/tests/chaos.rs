@@ -1,7 +1,7 @@
 //! Chaos on real processes: while clients write, tail and ask, processes of every kind are killed with `kill -9` and started
 //! again, stopped and let go on, cut off from all others, and replicas lose their stores, their disks and their space. Of a
-//! shard's replicas at most one is unavailable at a time, which is what three of them promise to bear; of sequencers any
-//! number is. Afterwards the cluster must be whole again by itself, and every history must be one that a log can have.
+//! shard's replicas at most one is unavailable at a time, which is what three of them promise to bear, or all are killed and
+//! come back; of sequencers any number is. Afterwards the cluster must be whole again by itself, and every history must be one that a log can have.
 //!
 //! `FLEXLOG_CHAOS_SECONDS` says for how long each test makes trouble, `FLEXLOG_CHAOS_SEED` what it is; the seed is printed.
 //! The order of faults follows from it, their moments do not: these are real processes. `FLEXLOG_CHAOS_KEEP` names a folder
@@ -131,7 +131,7 @@ impl Chaos {
         while !self.is_over() {
             sleep(between(&mut seeded, 100, 1500)).await;
             let at = self.fleet.replicas_of(shard)[seeded.below(REPLICAS as u64) as usize];
-            match seeded.below(8) {
+            match seeded.below(9) {
                 0 | 1 => {
                     self.tell("replaced", at, "");
                     self.fleet.kill(at);
@@ -140,6 +140,7 @@ impl Chaos {
                 }
                 2 | 3 if self.fleet.is_on_disk(at) => self.failed_sync(&client, shard, at).await,
                 4 => self.no_space(shard, at).await,
+                5 => self.blackout(shard, at, &mut seeded).await,
                 _ => self.any(at, &mut seeded).await,
             }
             self.whole(&client, shard).await;
@@ -229,6 +230,18 @@ impl Chaos {
             sleep(Duration::from_millis(20)).await;
         }
         client.close().await;
+    }
+
+    /// All of a shard's replicas at once, and back in any order: nothing is promised while they are away, and all afterwards.
+    async fn blackout(&self, shard: usize, at: usize, seeded: &mut Seeded) {
+        self.tell("killed with its whole shard", at, "");
+        let mut all = self.fleet.replicas_of(shard);
+        all.iter().for_each(|replica| self.fleet.kill(*replica));
+        all.rotate_left(seeded.below(REPLICAS as u64) as usize);
+        for replica in all {
+            sleep(between(seeded, 0, 1500)).await;
+            self.fleet.run(replica);
+        }
     }
 
     /// Has a replica's calls about its area fail, until it is ended. `None` where this machine does not let us.
