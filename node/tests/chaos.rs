@@ -161,6 +161,7 @@ impl Chaos {
         let begun = Instant::now();
         let mut seen = 0;
         while seen < 2 {
+            self.fleet.replicas_of(shard).into_iter().for_each(|at| self.fleet.assert_runs(at));
             let view = self.view(client, shard).await;
             let is_so = view.as_deref().is_some_and(&wanted);
             let appended = is_so && {

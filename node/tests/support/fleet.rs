@@ -56,6 +56,8 @@ pub struct Fleet {
     file: PathBuf,
     places: RefCell<Vec<Place>>,
     next_replica: Cell<u32>,
+    /// One is replaced at a time: each time there is a new file.
+    replacing: tokio::sync::Mutex<()>,
     credentials: Option<Credentials>,
     etcd: Option<Etcd>,
     pub net: Option<Net>,
@@ -111,10 +113,11 @@ impl Fleet {
         let file = folder.path().join("cluster.toml");
         let next_replica = Cell::new((SHARDS * REPLICAS) as u32 + 1);
         let places = RefCell::new(places);
-        let fleet = Self { plan, file, places, next_replica, credentials, etcd, net, disk, folder };
+        let replacing = tokio::sync::Mutex::default();
+        let fleet = Self { plan, file, places, next_replica, replacing, credentials, etcd, net, disk, folder };
         fs::create_dir(fleet.folder.path().join("said")).unwrap();
         fs::create_dir(fleet.folder.path().join("data")).unwrap();
-        fleet.write();
+        fleet.write(&fleet.file);
         for at in 0..fleet.count() {
             fleet.make_folder(at);
             fleet.run(at);
@@ -148,8 +151,8 @@ impl Fleet {
         self.places.borrow()[at].on_disk
     }
 
-    /// The file of the cluster as it is now.
-    fn write(&self) {
+    /// Writes the file of the cluster as it is now.
+    fn write(&self, file: &Path) {
         let mut text = String::from("cluster = \"chaos\"\ndata = \"data\"\n");
         if self.plan.is_quic {
             text += "transport = \"quic\"\n[certificates]\ndirectory = \"certs\"\n";
@@ -179,10 +182,7 @@ impl Fleet {
                 write!(text, "[[shard.replica]]\nid = {replica}\naddress = \"{address}\"\n").unwrap();
             }
         }
-        // Whole or not at all: a process may be about to read it.
-        let new = self.file.with_extension("new");
-        fs::write(&new, text).unwrap();
-        fs::rename(new, &self.file).unwrap();
+        fs::write(file, text).unwrap();
     }
 
     /// The folder of a replica, where its store is.
@@ -221,13 +221,22 @@ impl Fleet {
         self.places.borrow_mut()[at].child = Some(child);
     }
 
-    /// The process must be running: none ends by itself, whatever happens to others.
+    /// The process must be running: none ends by itself, whatever happens to others. But one that read the file, waited for
+    /// the metadata, and then found a replica replaced says that it has an old file, and is started again with the new one.
     pub fn assert_runs(&self, at: usize) {
         let ended = match &mut self.places.borrow_mut()[at].child {
             Some(child) => child.try_wait().unwrap(),
             None => return,
         };
-        assert!(ended.is_none(), "{} ended by itself: {}", self.name(at), ended.unwrap());
+        let Some(status) = ended else { return };
+        let said = fs::read_to_string(self.folder.path().join("said").join(self.name(at))).unwrap();
+        let last = said.rsplit("flexlog: ").next().unwrap();
+        assert!(
+            last.lines().next().is_some_and(|line| line.ends_with("is not the cluster that the metadata holds:")),
+            "{} ended by itself: {status}",
+            self.name(at)
+        );
+        self.run(at);
     }
 
     pub fn pid(&self, at: usize) -> Pid {
@@ -257,6 +266,7 @@ impl Fleet {
     /// Removes a killed replica's store, and gives its place to one with a new number. The command may have to wait for the
     /// metadata, so it runs beside everything else.
     pub async fn replace(&self, at: usize) {
+        let _turn = self.replacing.lock().await;
         let (old, new) = (self.places.borrow()[at].replica.unwrap(), self.next_replica.get());
         assert!(new <= MOST_REPLICAS, "no more certificates");
         self.next_replica.set(new + 1);
@@ -266,12 +276,14 @@ impl Fleet {
             place.replica = Some(new);
             place.words = words(&place.name, place.replica);
         }
-        self.write();
+        // Others go by it once the metadata has it: before that it would be refused.
+        let next = self.file.with_extension("next");
+        self.write(&next);
         self.make_folder(at);
         let begun = Instant::now();
         loop {
             let mut command = self.command(at, BINARY);
-            command.args(["replica", "replace", &old.to_string(), &new.to_string(), "--config"]).arg(&self.file);
+            command.args(["replica", "replace", &old.to_string(), &new.to_string(), "--config"]).arg(&next);
             command.stdin(Stdio::null());
             let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
             if output.status.success() {
@@ -280,6 +292,7 @@ impl Fleet {
             let said = text(&output.stderr);
             assert!(begun.elapsed() < Duration::from_secs(60), "replica {old} is not replaced by {new}: {said}");
         }
+        fs::rename(next, &self.file).unwrap();
         self.run(at);
     }
 

@@ -183,6 +183,8 @@ impl Load {
                 Ok(ReadOutcome::Record(record)) => {
                     assert_eq!(record.payload().as_ref(), one.payload.as_bytes(), "{name}: {}", one.number);
                 }
+                // Given, it says, and not known to be settled in time: another shard of a wide color is away.
+                Ok(ReadOutcome::NotYet { tail }) if tail > one.number && name.starts_with("wide") => {}
                 Ok(other) => panic!("{name}: {one:?} was acknowledged, and a read says {other:?}"),
                 Err(_) => {}
             }
