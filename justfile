@@ -34,6 +34,10 @@ test-etcd:
     cargo test -p flexlog-tree-config --features etcd,served
     cargo test -p flexlog-node --features etcd --test order --test failover
 
+# Processes that are killed, stopped, cut off and replaced for so many seconds.
+chaos seconds="300":
+    ci/chaos {{seconds}}
+
 build:
     cargo build --release
 

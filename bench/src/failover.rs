@@ -2,10 +2,11 @@
 //! the lower two, and a shard of three replicas, all processes. One client appends all the time, one record at a time, to a
 //! color that the position in question counts for; then its process is killed with SIGKILL. The gap is the time from the
 //! last acknowledgement before the kill to the first one after it. Afterwards the process is started again, and it is
-//! waited for everybody to be back.
+//! waited for everybody to be back. With `--etcd` it is the root that is killed, which has a standby then.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -37,6 +38,9 @@ pub(crate) struct FailoverArgs {
     /// Where the areas are.
     #[arg(long, default_value = "/dev/shm")]
     tmpfs: String,
+    /// Kill the root, with the metadata in an etcd that is started for it. Needs a build with the feature `etcd`, and etcd.
+    #[arg(long)]
+    etcd: bool,
     #[command(flatten)]
     output: Output,
 }
@@ -52,6 +56,7 @@ enum Victim {
     Leaf,
     Inner,
     Replica,
+    Root,
 }
 
 impl Victim {
@@ -60,6 +65,7 @@ impl Victim {
             Self::Leaf => "leaf",
             Self::Inner => "inner position",
             Self::Replica => "replica",
+            Self::Root => "root",
         }
     }
 
@@ -67,6 +73,7 @@ impl Victim {
     fn owner(self) -> &'static str {
         match self {
             Self::Inner => "inner",
+            Self::Root => "root",
             Self::Leaf | Self::Replica => "leaf",
         }
     }
@@ -77,10 +84,39 @@ struct Bed {
     file: PathBuf,
     replicas: Vec<String>,
     processes: Vec<(Vec<String>, Process)>,
+    _etcd: Option<Etcd>,
     _folder: TempDir,
 }
 
-fn start(file: &std::path::Path, words: &[String]) -> Outcome<Starting> {
+/// An etcd of one member. Killed with this.
+struct Etcd(Child);
+
+impl Etcd {
+    fn start(folder: &Path, client: &str, peer: &str) -> Outcome<Self> {
+        let [client, peer] = [client, peer].map(|address| format!("http://{address}"));
+        let child = Command::new("etcd")
+            .args(["--name", "one", "--log-level", "error", "--data-dir"])
+            .arg(folder.join("etcd"))
+            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(["--initial-cluster", &format!("one={peer}")])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        Ok(Self(child.map_err(|error| format!("etcd cannot be started ({error}): apt-get install etcd-server"))?))
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(file: &Path, words: &[String]) -> Outcome<Starting> {
     let file = file.to_str().ok_or("the folder's name is not UTF-8")?;
     let mut args = vec!["flexlog"];
     args.extend(words.iter().map(String::as_str));
@@ -95,13 +131,23 @@ fn words(line: &str) -> Vec<String> {
 impl Bed {
     fn new(args: &FailoverArgs) -> Outcome<Self> {
         let folder = tempfile::Builder::new().prefix("flexlog-bench-").tempdir_in(&args.tmpfs)?;
-        let free = free_addresses(8)?;
+        let free = free_addresses(11)?;
         let mut text = format!(
             "cluster = \"bench\"\ndata = \"data\"\n[storage]\nssd = false\n[failover]\ndetect_ms = {}\nreplica_timeout_ms = {}\n",
             args.detect_ms, args.replica_timeout_ms
         );
+        let mut etcd = None;
+        if args.etcd {
+            etcd = Some(Etcd::start(folder.path(), &free[8], &free[9])?);
+            let _ = writeln!(
+                text,
+                "[metadata]\nbackend = \"etcd\"\nendpoints = [\"http://{}\"]\nprefix = \"flexlog/bench\"",
+                free[8]
+            );
+        }
+        let of_root = args.etcd.then_some(10);
         for (name, parent, address, standby) in
-            [("root", None, 0, None), ("inner", Some("root"), 1, Some(2)), ("leaf", Some("inner"), 3, Some(4))]
+            [("root", None, 0, of_root), ("inner", Some("root"), 1, Some(2)), ("leaf", Some("inner"), 3, Some(4))]
         {
             // Writing to a String does not fail.
             let _ = writeln!(text, "[[sequencer]]\nname = \"{name}\"\naddress = \"{}\"", free[address]);
@@ -113,7 +159,7 @@ impl Bed {
             }
         }
         text.push_str("[[shard]]\nid = 1\nleaf = \"leaf\"\nmin_view = 2\n");
-        for (id, address) in (1..).zip(&free[5..]) {
+        for (id, address) in (1..).zip(&free[5..8]) {
             let _ = writeln!(text, "[[shard.replica]]\nid = {id}\naddress = \"{address}\"");
         }
         let file = folder.path().join("cluster.toml");
@@ -126,10 +172,12 @@ impl Bed {
             processes.push((words, starting.ready()?));
         }
         // Once somebody holds the positions, so that these are standbys.
-        for line in ["sequencer inner --standby 1", "sequencer leaf --standby 1"] {
+        let mut standbys = vec!["sequencer inner --standby 1", "sequencer leaf --standby 1"];
+        standbys.extend(args.etcd.then_some("sequencer root --standby 1"));
+        for line in standbys {
             processes.push((words(line), start(&file, &words(line))?.ready()?));
         }
-        Ok(Self { file, replicas: free[5..].to_vec(), processes, _folder: folder })
+        Ok(Self { file, replicas: free[5..8].to_vec(), processes, _etcd: etcd, _folder: folder })
     }
 
     /// Kills the process that was started with these words, and gives back how to start it again.
@@ -159,7 +207,8 @@ pub(crate) fn run(args: &FailoverArgs) -> Outcome<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut bed = Bed::new(args)?;
     let mut rows = Vec::new();
-    for victim in [Victim::Leaf, Victim::Inner, Victim::Replica] {
+    let victims = if args.etcd { vec![Victim::Root] } else { vec![Victim::Leaf, Victim::Inner, Victim::Replica] };
+    for victim in victims {
         let mut row = Row { victim, gaps: Vec::new(), returns: Vec::new() };
         for nth in 0..args.runs {
             let (gap, back) = once(&runtime, &mut bed, victim, nth, args.size)?;

@@ -13,101 +13,14 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-use support::{BINARY, On, folder, skipped};
+use support::net::Net;
+use support::{BINARY, On, folder};
 
-/// Each with the last byte of its address.
-const PROCESSES: [(&str, u8); 7] =
-    [("root", 2), ("leaf-1", 3), ("leaf-2", 4), ("replica-1", 5), ("replica-2", 6), ("replica-3", 7), ("replica-4", 8)];
-const CLIENT: (&str, u8) = ("client", 9);
+const PROCESSES: [&str; 7] = ["root", "leaf-1", "leaf-2", "replica-1", "replica-2", "replica-3", "replica-4"];
 const PORT: u16 = 7400;
 
-fn address(last: u8) -> String {
-    format!("10.83.71.{last}")
-}
-
-/// One namespace for each process and one for the bridge between them. They go with this.
-struct Net {
-    /// Begins the names of the namespaces.
-    prefix: String,
-}
-
-impl Net {
-    /// `None` where the machine does not allow it.
-    fn new() -> Option<Self> {
-        let net = Self { prefix: format!("flx{}", std::process::id()) };
-        let made = net.hub().and_then(|()| {
-            PROCESSES
-                .into_iter()
-                .chain([CLIENT])
-                .zip(0..)
-                .try_for_each(|((name, last), place)| net.join(name, last, place))
-        });
-        match made {
-            Ok(()) => Some(net),
-            Err(why) => {
-                skipped(&format!("network namespaces cannot be made here: {why}"));
-                None
-            }
-        }
-    }
-
-    fn name(&self, of: &str) -> String {
-        format!("{}-{of}", self.prefix)
-    }
-
-    fn hub(&self) -> Result<(), String> {
-        let hub = self.name("hub");
-        ip(&["netns", "add", &hub])?;
-        ip(&["-n", &hub, "link", "add", "bridge", "type", "bridge"])?;
-        ip(&["-n", &hub, "link", "set", "bridge", "up"])
-    }
-
-    fn join(&self, process: &str, last: u8, place: usize) -> Result<(), String> {
-        let (hub, name) = (self.name("hub"), self.name(process));
-        let port = format!("port{place}");
-        ip(&["netns", "add", &name])?;
-        ip(&["-n", &name, "link", "set", "lo", "up"])?;
-        ip(&["-n", &hub, "link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &name])?;
-        ip(&["-n", &hub, "link", "set", &port, "master", "bridge"])?;
-        ip(&["-n", &hub, "link", "set", &port, "up"])?;
-        ip(&["-n", &name, "address", "add", &format!("{}/24", address(last)), "dev", "eth0"])?;
-        ip(&["-n", &name, "link", "set", "eth0", "up"])
-    }
-
-    /// Cuts a process off from all others, or joins it again.
-    fn link(&self, process: &str, state: &str) {
-        let place = PROCESSES.iter().position(|(name, _)| *name == process).unwrap();
-        ip(&["-n", &self.name("hub"), "link", "set", &format!("port{place}"), state]).unwrap();
-    }
-
-    /// `flexlog` in a process's namespace.
-    fn flexlog(&self, process: &str, words: &[&str]) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.name(process), BINARY]).args(words);
-        command
-    }
-}
-
-impl Drop for Net {
-    fn drop(&mut self) {
-        for name in PROCESSES.into_iter().chain([CLIENT]).map(|(name, _)| name).chain(["hub"]) {
-            // It may not have been made.
-            let _ = ip(&["netns", "delete", &self.name(name)]);
-        }
-    }
-}
-
-fn ip(words: &[&str]) -> Result<(), String> {
-    let output = Command::new("ip").args(words).output().map_err(|error| format!("ip: {error}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() { Ok(()) } else { Err(format!("ip {}: {}", words.join(" "), said.trim())) }
-}
-
-fn topology(folder: &Path) {
-    let at = |name: &str| {
-        let (_, last) = PROCESSES.iter().find(|(known, _)| *known == name).unwrap();
-        format!("{}:{PORT}", address(*last))
-    };
+fn topology(folder: &Path, net: &Net) {
+    let at = |name: &str| format!("{}:{PORT}", net.host(name));
     let mut text = format!(
         "cluster = \"apart\"\ntransport = \"quic\"\n[certificates]\ndirectory = \"certs\"\n\
          [storage]\narea_limit = \"64MiB\"\nsegment = \"8MiB\"\nssd = false\n\
@@ -171,50 +84,50 @@ impl Drop for Process {
 #[test]
 fn processes_with_addresses_of_their_own_are_one_cluster() {
     let Some(folder) = folder(On::Tmpfs) else { return };
-    let Some(net) = Net::new() else { return };
+    let Some(net) = Net::new(&PROCESSES) else { return };
     let folder = folder.path();
-    topology(folder);
+    topology(folder, &net);
     let certificate = |words: &[&str]| {
         let mut command = Command::new(BINARY);
         command.args(words).args(["--dir", "certs"]);
         done(command, folder);
     };
     certificate(&["cert", "init"]);
-    for (name, last) in PROCESSES.into_iter().chain([CLIENT]) {
-        certificate(&["cert", "issue", name, "--host", &address(last)]);
+    for name in PROCESSES.into_iter().chain(["client"]) {
+        certificate(&["cert", "issue", name, "--host", &net.host(name)]);
     }
-    let mut processes: Vec<Process> = PROCESSES.iter().map(|(name, _)| Process::start(&net, folder, name)).collect();
+    let mut processes: Vec<Process> = PROCESSES.iter().map(|name| Process::start(&net, folder, name)).collect();
     processes.iter_mut().for_each(Process::serves);
 
-    let at = |last: u8| format!("{}:{PORT}", address(last));
-    let client = |words: &[&str], last: u8| {
+    let client = |words: &[&str], at: &str| {
         let mut command = net.flexlog("client", words);
-        command.args(["--cluster", &at(last), "--certs", "certs"]).current_dir(folder);
+        command.args(["--cluster", &format!("{}:{PORT}", net.host(at)), "--certs", "certs"]).current_dir(folder);
         command
     };
-    let append = |color: &str, lines: &str, last: u8| {
-        let mut command = client(&["append", color], last);
+    let append = |color: &str, lines: &str, at: &str| {
+        let mut command = client(&["append", color], at);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
         child
     };
-    done(client(&["color", "create", "near", "--owner", "leaf-1"], 5), folder);
-    done(client(&["color", "create", "far", "--owner", "root", "--width", "2"], 7), folder);
+    done(client(&["color", "create", "near", "--owner", "leaf-1"], "replica-1"), folder);
+    done(client(&["color", "create", "far", "--owner", "root", "--width", "2"], "replica-3"), folder);
     for color in ["near", "far"] {
-        let child = append(color, "one\ntwo\nthree\n", 8);
+        let child = append(color, "one\ntwo\nthree\n", "replica-4");
         assert_eq!(said(&child.wait_with_output().unwrap()).lines().count(), 3);
         // From a node of the other shard than the one that the client appended by.
-        let mut read: Vec<String> = done(client(&["tail", color], 5), folder).lines().map(str::to_owned).collect();
+        let mut read: Vec<String> =
+            done(client(&["tail", color], "replica-1"), folder).lines().map(str::to_owned).collect();
         read.sort();
         assert_eq!(read, ["one", "three", "two"], "{color}");
     }
 
     // A member that is cut off holds its shard's appends up; joined again, it takes them, and nothing is lost or twice.
     net.link("replica-2", "down");
-    let child = append("near", "four\n", 5);
+    let child = append("near", "four\n", "replica-1");
     net.link("replica-2", "up");
     said(&child.wait_with_output().unwrap());
-    assert_eq!(done(client(&["tail", "near"], 6), folder), "one\ntwo\nthree\nfour\n");
-    let status = done(client(&["status"], 2), folder);
+    assert_eq!(done(client(&["tail", "near"], "replica-2"), folder), "one\ntwo\nthree\nfour\n");
+    let status = done(client(&["status"], "root"), folder);
     assert!(status.contains("leaf-2") && status.contains("replica 4"), "{status}");
 }

@@ -393,7 +393,7 @@ impl Leaf {
                 self.tails.ask(self.views.id(member), ask, color);
             }
             ToLeaf::Confirmed { round } => {
-                self.views.heard(self.now, member);
+                self.views.answered(self.now, member);
                 for (to, message) in self.tails.confirmed(member, round, self.views.in_force()) {
                     self.to(to, message, out);
                 }

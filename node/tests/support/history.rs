@@ -151,18 +151,27 @@ impl Etcd {
     /// Starts one; whoever needs it waits until it answers. `None` where there is none on this machine.
     pub fn start(data: &Path) -> Option<Self> {
         let [client, peer] = [0, 1].map(|at| format!("http://{}", free_addresses(2)[at]));
-        let started = Command::new("etcd")
+        Self::start_as(Command::new("etcd"), &client, &peer, data)
+    }
+
+    /// The same as this command, at these addresses.
+    pub fn start_as(mut command: Command, client: &str, peer: &str, data: &Path) -> Option<Self> {
+        if super::tool("etcd").is_none() {
+            super::skipped("no `etcd` on this machine: apt-get install etcd-server");
+            return None;
+        }
+        let started = command
             .args(["--name", "one", "--log-level", "error", "--data-dir"])
             .arg(data)
-            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
-            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(["--listen-client-urls", client, "--advertise-client-urls", client])
+            .args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer])
             .args(["--initial-cluster", &format!("one={peer}")])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
         match started {
-            Ok(child) => Some(Self { child, address: client }),
+            Ok(child) => Some(Self { child, address: client.to_owned() }),
             Err(error) => {
                 super::skipped(&format!("etcd cannot be started ({error}): apt-get install etcd-server"));
                 None

@@ -3,7 +3,12 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 #[cfg(feature = "quic")]
+pub mod fleet;
+#[cfg(feature = "quic")]
 pub mod history;
+#[cfg(feature = "quic")]
+pub mod load;
+pub mod net;
 
 use std::fmt::Write as _;
 use std::fs;

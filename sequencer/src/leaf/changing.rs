@@ -3,7 +3,7 @@
 use flexlog_protocol::peer::{SealReport, ToMember};
 use flexlog_protocol::{Body, Color, Lsn, ReplicaId, Time, Token, View};
 
-use super::views::{Step, ViewOutcome};
+use super::views::{Owing, Step, ViewOutcome};
 use super::{Leaf, Output, Phase};
 use crate::members::MemberSet;
 use crate::recovery::StopReason;
@@ -134,11 +134,9 @@ impl Leaf {
             Phase::Stopped => return,
             Phase::Sealing { reports, .. } => {
                 let silent = |member: &usize| reports[*member].is_none();
-                self.views
-                    .members()
-                    .iter()
-                    .filter(silent)
-                    .fold(MemberSet::default(), |set, m| set.with(MemberSet::one(m)))
+                let silent = self.views.members().iter().filter(silent);
+                let store = silent.fold(MemberSet::default(), |set, m| set.with(MemberSet::one(m)));
+                Owing { store, ..Owing::default() }
             }
             Phase::Recovering { .. } | Phase::Serving => {
                 let members = self.views.members();
@@ -147,8 +145,10 @@ impl Leaf {
                 let behind = behind.fold(MemberSet::default(), |set, member| set.with(MemberSet::one(member)));
                 // That all are behind may be this leaf's own doing: it has not sent yet.
                 let behind = if self.log.is_sent() { behind } else { MemberSet::default() };
-                let lacking = self.tokens.lacking().with(self.tails.lacking(members));
-                behind.with(lacking).within(members)
+                Owing {
+                    store: behind.with(self.tokens.lacking()).within(members),
+                    answer: self.tails.lacking(members).within(members),
+                }
             }
         };
         let stalled = self.views.stalled(now, owing);

@@ -182,6 +182,26 @@ fn progress_keeps_a_member() {
 }
 
 #[test]
+fn one_that_confirms_tails_and_acknowledges_nothing_is_dropped() {
+    let mut rig = Rig::serving(&[A, B, C], 2);
+    rig.order(1, &[A, B, C]);
+    rig.flush();
+    rig.grant(1, 0);
+    rig.flush();
+    [A, B].iter().for_each(|member| _ = rig.say(*member, ToLeaf::Acked(Lsn(12))));
+    // A reader asks all the time, and C, whose store has failed, answers.
+    let (mut seen, dropped) = (Vec::new(), change(view(1, &[A, B, C]), view(2, &[A, B])));
+    for round in 1..=8 {
+        rig.say(A, ToLeaf::TailAsk { ask: round, color: RED });
+        rig.flush();
+        rig.input(Input::Parent(FromParent::Tails { round, tails: vec![(RED, n(1), None)] }));
+        [A, B, C].iter().for_each(|member| _ = rig.say(*member, ToLeaf::Confirmed { round }));
+        seen.extend(rig.wait(REPLICA_TIMEOUT_MICROS / 4));
+    }
+    assert_eq!(seen, [dropped]);
+}
+
+#[test]
 fn a_view_keeps_its_least_and_an_idle_shard_drops_nobody() {
     let mut rig = Rig::serving(&[A, B, C], 2);
     assert_eq!((rig.wait(10 * REPLICA_TIMEOUT_MICROS), rig.leaf.next_deadline().is_some()), (vec![], true));

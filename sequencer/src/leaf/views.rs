@@ -52,11 +52,29 @@ pub(super) enum Step {
     CatchingUp(Time),
 }
 
-/// Since when a member owes something, and when it last made progress.
+/// Since when a member owes something, and when it last made progress: with what it is to make durable, and with answers. One
+/// whose store has failed answers still, so an answer does not count as progress with the store.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pace {
     owes: Option<Time>,
     progress: Time,
+    owes_answer: Option<Time>,
+    answered: Time,
+}
+
+/// Who owes something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Owing {
+    /// An entry, a record, or the report that it is sealed.
+    pub(super) store: MemberSet,
+    /// A confirmation.
+    pub(super) answer: MemberSet,
+}
+
+impl Owing {
+    pub(super) fn is_empty(self) -> bool {
+        self.store.is_empty() && self.answer.is_empty()
+    }
 }
 
 /// When a replica may be tried again, and after how long if that fails too.
@@ -234,7 +252,7 @@ impl Views {
         }
         let registered = |id: &ReplicaId| self.registered.is_empty() || self.registered.contains(id);
         self.present.retain(|id| !self.view.members.contains(id) && registered(id));
-        self.paces.iter_mut().for_each(|pace| pace.owes = None);
+        self.paces.iter_mut().for_each(|pace| (pace.owes, pace.owes_answer) = (None, None));
         true
     }
 
@@ -352,9 +370,15 @@ impl Views {
 
     // ---- time ----
 
+    /// A member has answered, which it can without its store.
+    pub(super) fn answered(&mut self, now: Time, place: usize) {
+        self.paces[place].answered = now;
+    }
+
     /// A member or the learner said something that shows progress.
     pub(super) fn heard(&mut self, now: Time, place: usize) {
-        self.paces[place].progress = now;
+        let pace = &mut self.paces[place];
+        (pace.progress, pace.answered) = (now, now);
         if let Some(learner) = self.learner.as_mut().filter(|learner| learner.place == place) {
             learner.heard = now;
         }
@@ -377,7 +401,7 @@ impl Views {
         self.look_at = None;
         // Whoever did not run itself for a while has not heard anybody, and takes nobody for dead.
         if at.after(self.timeout / 2) < now {
-            self.paces.iter_mut().for_each(|pace| pace.progress = now);
+            self.paces.iter_mut().for_each(|pace| (pace.progress, pace.answered) = (now, now));
         }
         true
     }
@@ -388,16 +412,21 @@ impl Views {
     }
 
     /// Members that owe something and made no progress for as long as a member is given.
-    pub(super) fn stalled(&mut self, now: Time, owing: MemberSet) -> MemberSet {
+    pub(super) fn stalled(&mut self, now: Time, owing: Owing) -> MemberSet {
+        let timeout = self.timeout;
+        let is_late = |owes: &mut Option<Time>, is_owing: bool, progress: Time| {
+            if !is_owing {
+                *owes = None;
+            }
+            is_owing && (*owes.get_or_insert(now)).max(progress).after(timeout) <= now
+        };
         let mut stalled = MemberSet::default();
         for place in self.members().iter() {
             let pace = &mut self.paces[place];
-            if !owing.contains(place) {
-                pace.owes = None;
-                continue;
-            }
-            let since = (*pace.owes.get_or_insert(now)).max(pace.progress);
-            if since.after(self.timeout) <= now {
+            // Both are looked at, so that both are remembered.
+            let store = is_late(&mut pace.owes, owing.store.contains(place), pace.progress);
+            let answer = is_late(&mut pace.owes_answer, owing.answer.contains(place), pace.answered);
+            if store || answer {
                 stalled.insert(place);
             }
         }
