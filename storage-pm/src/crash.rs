@@ -201,6 +201,7 @@ impl Run {
         let Some((number, record)) = self.world.first(1) else { return Ok(()) };
         let Some(entry) = self.world.store.entry_of(Color(1), number) else { return Ok(()) };
         // Behind it something says that it was durable.
+        self.fence()?;
         self.world.hole()?;
         self.fence()?;
         // Header, meta, one row, the number of tags; then the payload.

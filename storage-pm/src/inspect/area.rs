@@ -432,10 +432,14 @@ impl Log {
                     at,
                     format!("the record {color}/{number} is damaged here, and whole where it is read"),
                 );
-            } else if known {
-                report.fault(file, at, format!("the record {color}/{number} is damaged"));
+            } else if !known && self.moved.has(*color, *number) {
+                report.note(
+                    file,
+                    at,
+                    format!("the record {color}/{number}, which moved to an SSD file, is damaged here"),
+                );
             } else {
-                report.note(file, at, format!("the record {color}/{number} is damaged here"));
+                report.fault(file, at, format!("the record {color}/{number} is damaged"));
             }
         }
     }
