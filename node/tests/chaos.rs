@@ -133,10 +133,19 @@ impl Chaos {
             let at = self.fleet.replicas_of(shard)[seeded.below(REPLICAS as u64) as usize];
             match seeded.below(9) {
                 0 | 1 => {
+                    // A leaf that is cut off meanwhile may drop a good replica before it misses the one that is gone for
+                    // good: then two are lost, which is more than is promised.
+                    let leaves = self.leaves(shard);
+                    if leaves.iter().any(|leaf| self.busy.borrow().contains(leaf)) {
+                        continue;
+                    }
+                    self.busy.borrow_mut().extend(&leaves);
                     self.tell("replaced", at, "");
                     self.fleet.kill(at);
                     sleep(between(&mut seeded, 0, 1500)).await;
                     self.fleet.replace(at).await;
+                    self.whole(&client, shard).await;
+                    self.busy.borrow_mut().retain(|busy| !leaves.contains(busy));
                 }
                 2 | 3 if self.fleet.is_on_disk(at) => self.failed_sync(&client, shard, at).await,
                 4 => self.no_space(shard, at).await,
@@ -145,6 +154,12 @@ impl Chaos {
             }
             self.whole(&client, shard).await;
         }
+    }
+
+    /// The processes that may lead a shard.
+    fn leaves(&self, shard: usize) -> Vec<usize> {
+        let name = format!("leaf-{}", shard + 1);
+        self.fleet.sequencers().into_iter().filter(|at| self.fleet.name(*at).starts_with(&name)).collect()
     }
 
     /// A view as a node knows it.

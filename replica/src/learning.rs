@@ -473,6 +473,18 @@ impl Replica {
         }
         if self.blocked.back().is_none_or(|last| last.lsn < entry.lsn) {
             self.blocked.push_back(Arc::clone(entry));
+            if matches!(entry.body, Body::NewView(_)) {
+                // Whoever was asked may be gone for good, which is why there is another view: its members are asked.
+                self.pull_all(None, out);
+            }
+        }
+    }
+
+    /// Asks for everything that entries wait for; others than `not`, where there are any.
+    fn pull_all(&mut self, not: Option<ReplicaId>, out: &mut Vec<Output>) {
+        let lacking: Vec<Token> = self.blocked.iter().flat_map(|entry| self.lacking(entry)).collect();
+        for token in lacking {
+            self.pull(token, not, out);
         }
     }
 
@@ -618,10 +630,7 @@ impl Replica {
             self.learning = None;
         }
         self.copy_asks.retain(|ask| ask.from != peer);
-        let lacking: Vec<Token> = self.blocked.iter().flat_map(|entry| self.lacking(entry)).collect();
-        for token in lacking {
-            self.pull(token, Some(peer), out);
-        }
+        self.pull_all(Some(peer), out);
     }
 
     /// One who lacks an append whose number is known here gets it with that. Its clients may not reach the one who asks,

@@ -197,6 +197,18 @@ fn an_entry_waits_for_the_records_that_it_numbers() {
 }
 
 #[test]
+fn with_another_view_its_members_are_asked_for_what_an_entry_waits_for() {
+    let (mut bench, session) = Bench::serving();
+    let token = Token { shard: SHARD, session, seq: 1 };
+    let pull = |to| Output::ToPeer { to, message: PeerMessage::Pull { token } };
+    assert_eq!(bench.write(assign(session, 1, n(1, 0))), [pull(OTHER)]);
+    // The one who was asked is gone for good, and nobody says so but the view.
+    let joined = ReplicaId(77);
+    let view = View { number: ViewNumber(9), members: vec![ME, joined] };
+    assert_eq!(bench.write(Body::NewView(view)), [pull(joined)]);
+}
+
+#[test]
 fn one_that_knows_the_number_gives_the_records_and_says_when_they_are_settled() {
     let (mut bench, session) = Bench::serving();
     let token = Token { shard: SHARD, session, seq: 1 };
