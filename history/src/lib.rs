@@ -199,10 +199,13 @@ impl<V: Clone + Ord + Debug> History<V> {
     /// Every record that anyone was shown.
     fn seen(&self) -> impl Iterator<Item = (Number, &V)> {
         self.events.iter().flat_map(|event| {
-            let (one, many): (Option<(Number, &V)>, &[(Number, V)]) = match &event.operation {
-                Operation::Read { number, record } => (Some((*number, record)), &[]),
-                Operation::Range { records, .. } => (None, records),
-                _ => (None, &[]),
+            let one = match &event.operation {
+                Operation::Read { number, record } => Some((*number, record)),
+                _ => None,
+            };
+            let many = match &event.operation {
+                Operation::Range { records, .. } => &records[..],
+                _ => &[],
             };
             one.into_iter().chain(many.iter().map(|(number, record)| (*number, record)))
         })

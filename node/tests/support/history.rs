@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use flexlog_client::{Client, Dialer, Event};
+use flexlog_history::Operation;
 use flexlog_protocol::SeqNum;
 use flexlog_protocol::net::quic::{self, Credentials};
 use flexlog_protocol::net::{Connect, tcp};
@@ -85,16 +86,12 @@ pub fn check(color: &str, done: &[Done], read: &[(SeqNum, String)], holes: &[Seq
         return Err(format!("{color}: {} appends were acknowledged, {} records are there", done.len(), read.len()));
     }
     // I4: what was acknowledged before another was sent has the smaller number.
-    let mut by_time: Vec<&Done> = done.iter().collect();
-    by_time.sort_by_key(|append| append.acknowledged);
-    for late in done {
-        let before = by_time.partition_point(|early| early.acknowledged < late.sent);
-        if let Some(early) = by_time[..before].iter().max_by_key(|early| early.number)
-            && early.number >= late.number
-        {
-            return Err(format!("{color}: {late:?} was sent after {early:?} was acknowledged"));
-        }
+    let mut history = flexlog_history::History::default();
+    for Done { payload, number, sent, acknowledged } in done {
+        let append = Operation::Append { first: number.to_raw(), records: vec![payload.clone()] };
+        history.push(*sent, *acknowledged, append);
     }
+    history.check().map_err(|violation| format!("{color}: {violation}"))?;
     // I6: every number of an epoch is a record or a hole.
     if let Some(number) = missing(read).into_iter().find(|number| !holes.contains(number)) {
         return Err(format!("{color}: {number} is neither a record nor a hole"));

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use flexlog_client::{AppendError, Client, Event, ReadOutcome, Record};
+use flexlog_history::Operation;
 use flexlog_protocol::SeqNum;
 use tokio::time::{sleep, timeout};
 
@@ -21,6 +22,8 @@ pub struct History {
     /// What each reader was delivered.
     delivered: Vec<Vec<(SeqNum, String)>>,
     highest: SeqNum,
+    /// All that was done and seen, with its times.
+    seen: flexlog_history::History<String>,
 }
 
 /// The colors that are written to, by name.
@@ -108,6 +111,8 @@ impl Load {
             match outcome {
                 Ok(numbers) => {
                     let acknowledged = self.tick();
+                    let append = Operation::Append { first: numbers.start.to_raw(), records: payloads.clone() };
+                    history.seen.push(sent, acknowledged, append);
                     for (payload, part) in payloads.into_iter().zip(0..) {
                         let number = numbers.start.plus(part).unwrap();
                         history.highest = history.highest.max(number);
@@ -116,6 +121,7 @@ impl Load {
                 }
                 Err(error) => {
                     assert!(!is_patient, "{}: {error}", payloads[0]);
+                    history.seen.push_open(sent, Operation::Unanswered { records: payloads.clone() });
                     history.unknown.push((payloads, sent));
                 }
             }
@@ -147,7 +153,14 @@ impl Load {
                         assert!(number >= from, "{name}: {number} is delivered though {from} was to be next");
                         from = number.plus(1).unwrap();
                         let payload = String::from_utf8(record.payload().to_vec()).unwrap();
-                        self.colors[name].borrow_mut().delivered[place].push((number, payload));
+                        let mut history = self.colors[name].borrow_mut();
+                        let record = payload.clone();
+                        history.seen.push(
+                            self.tick(),
+                            self.tick(),
+                            Operation::Read { number: number.to_raw(), record },
+                        );
+                        history.delivered[place].push((number, payload));
                     }
                     Some(Ok(Event::Progress { upto })) => from = from.max(upto),
                     Some(Ok(Event::Trimmed { point })) => panic!("{name} is trimmed up to {point}"),
@@ -179,16 +192,22 @@ impl Load {
                 (history.done.get(place).cloned(), history.highest)
             };
             let Some(one) = one else { continue };
+            let (number, asked) = (one.number.to_raw(), self.tick());
             match log.read(one.number).await {
                 Ok(ReadOutcome::Record(record)) => {
                     assert_eq!(record.payload().as_ref(), one.payload.as_bytes(), "{name}: {}", one.number);
+                    let read = Operation::Read { number, record: one.payload };
+                    self.colors[name].borrow_mut().seen.push(asked, self.tick(), read);
                 }
                 // Given, it says, and not known to be settled in time: another shard of a wide color is away.
                 Ok(ReadOutcome::NotYet { tail }) if tail > one.number && name.starts_with("wide") => {}
                 Ok(other) => panic!("{name}: {one:?} was acknowledged, and a read says {other:?}"),
                 Err(_) => {}
             }
+            let asked = self.tick();
             if let Ok(tail) = log.tail().await {
+                let told = Operation::Tail { number: tail.to_raw() };
+                self.colors[name].borrow_mut().seen.push(asked, self.tick(), told);
                 assert!(
                     tail > highest,
                     "{name}: {highest} was acknowledged before the tail was asked for, which is {tail}"
@@ -233,6 +252,16 @@ impl Load {
             }
             if let Err(violation) = check(name, &history.done, &read, &holes) {
                 panic!("{violation}");
+            }
+            for number in &holes {
+                history.seen.push(self.tick(), self.tick(), Operation::Hole { number: number.to_raw() });
+            }
+            let all: Vec<(u64, String)> =
+                read.iter().map(|(number, payload)| (number.to_raw(), payload.clone())).collect();
+            let upto = all.last().map_or(0, |(number, _)| number + 1);
+            history.seen.push(self.tick(), self.tick(), Operation::Range { from: 0, upto, records: all });
+            if let Err(violation) = history.seen.check() {
+                panic!("{name}: {violation}");
             }
             for delivered in &history.delivered {
                 let same = delivered.iter().zip(&read).take_while(|(one, other)| one == other).count();
