@@ -285,6 +285,10 @@ impl Asked {
             }
             (Question::Read(n), Answer::Elsewhere { .. }) => i06::told_elsewhere(history, self.shard, color, n),
             (Question::Read(_) | Question::Prev(_), Answer::NotYet { tail, .. }) => self.tail(tail, history),
+            // Who gives up says how far this shard has come with a wide color: that is no tail.
+            (Question::Next(from), Answer::NotYet { tail, .. }) if color.is_wide() && !self.patient => {
+                i05::none_shown(history, at, from, tail, event)
+            }
             (Question::Next(from), Answer::NotYet { tail, .. }) => {
                 self.tail(tail, history)?;
                 if self.patient { i05::none_shown(history, at, from, tail, event) } else { Ok(()) }
