@@ -49,11 +49,21 @@ pub enum Bug {
     LossNotTold,
     /// The last entry of each report of a member that seals is left out.
     ReportsCutShort,
+    /// A child takes the grants of an older parent for those of the parent that it has sealed to.
+    OldParentsGrants,
+    /// Two children are told different ends of a wide color's epoch.
+    EpochEndsDiffer,
+    /// What a shard is granted of a wide color is taken for settled at once.
+    SettledWhenGranted,
+    /// A position is not told that what it sent to another is lost.
+    PositionLossNotTold,
+    /// A position knows nothing of who held the positions next to it when it was claimed.
+    NeighboursUnknown,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 28] = [
         Self::DurableBeforeFence,
         Self::EntriesDurableWhenFenceStarts,
         Self::SealWithoutFence,
@@ -77,5 +87,10 @@ impl Bug {
         Self::ViewWithoutCondition,
         Self::LossNotTold,
         Self::ReportsCutShort,
+        Self::OldParentsGrants,
+        Self::EpochEndsDiffer,
+        Self::SettledWhenGranted,
+        Self::PositionLossNotTold,
+        Self::NeighboursUnknown,
     ];
 }

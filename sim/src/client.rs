@@ -13,28 +13,34 @@ use uuid::Uuid;
 
 use crate::history::History;
 use crate::invariants::{self, Violation, i12_bounds};
-use crate::machine::{SHARD, replica_id};
+use crate::machine::replica_id;
 use crate::net::{Net, Packet, Stream};
 use crate::schedule::Chooser;
+use crate::shape::{Shape, shard_id};
 
 /// What those outside the cluster act with.
 pub(crate) struct Outside<'a> {
     pub(crate) chooser: &'a mut Chooser,
     pub(crate) history: &'a mut History,
     pub(crate) net: &'a mut Net,
-    pub(crate) colors: u64,
+    pub(crate) shape: &'a Shape,
     /// The most bytes of a record's payload.
     pub(crate) payload: u64,
 }
 
 impl Outside<'_> {
-    /// Any replica.
-    pub(crate) fn replica(&mut self) -> usize {
-        self.chooser.below(self.history.ledgers.len() as u64) as usize
+    /// Any color, and any replica of a shard that it is on.
+    pub(crate) fn color_and_replica(&mut self) -> (Color, usize) {
+        let shape = self.shape;
+        let (color, shards) = &shape.colors[self.chooser.below(shape.colors.len() as u64) as usize];
+        let shard = if shards.len() > 1 { self.chooser.pick(shards) } else { shards[0] };
+        let replicas = &shape.shards[shard].replicas;
+        (*color, replicas.start + self.chooser.below(replicas.len() as u64) as usize)
     }
 
-    pub(crate) fn color(&mut self) -> Color {
-        Color(self.chooser.between(1, self.colors))
+    /// Any color of a shard.
+    pub(crate) fn color_on(&mut self, shard: usize) -> Color {
+        self.chooser.pick(&self.shape.shards[shard].colors)
     }
 
     pub(crate) fn request(&mut self, conn: ConnId, member: usize, request: Request) {
@@ -71,6 +77,8 @@ struct Open {
 pub(crate) struct Client {
     pub(crate) alive: bool,
     pub(crate) conn: Option<ConnId>,
+    /// The shard that its session is at.
+    shard: usize,
     session: Session,
     open: BTreeMap<u64, Open>,
     next_seq: u64,
@@ -88,6 +96,7 @@ impl Client {
         Self {
             alive: true,
             conn: None,
+            shard: 0,
             session: Session::None,
             open: BTreeMap::new(),
             next_seq: 1,
@@ -109,6 +118,12 @@ impl Client {
         format!("{:?}, open: {:?}", self.session, self.open.keys().collect::<Vec<_>>())
     }
 
+    /// Whether a token is of its session.
+    fn is_at(&self, token: Token) -> bool {
+        let here = token.shard == shard_id(self.shard);
+        matches!(self.session, Session::Open(session) if session == token.session && here)
+    }
+
     fn low(&self) -> u64 {
         self.open.keys().next().copied().unwrap_or(self.next_seq)
     }
@@ -120,8 +135,12 @@ impl Client {
     /// Does one thing of its choice.
     pub(crate) fn act(&mut self, world: &mut Outside<'_>) -> Wish {
         let Some(conn) = self.conn else { return Wish::Connect };
+        if matches!(self.session, Session::None) && world.shape.shards.len() > 1 {
+            self.shard = world.chooser.below(world.shape.shards.len() as u64) as usize;
+            self.members.clear();
+        }
         if self.members.is_empty() || world.chooser.one_in(10) {
-            self.members = world.history.view.clone();
+            self.members = world.history.shards[self.shard].view.clone();
         }
         let session = match &self.session {
             Session::Open(session) => *session,
@@ -163,7 +182,7 @@ impl Client {
             Some(5) if world.chooser.one_in(3) => {
                 // Another session comes next. What is open it will not hear of.
                 let member = self.member(world);
-                world.request(conn, member, Request::CloseSession { shard: SHARD, session });
+                world.request(conn, member, Request::CloseSession { shard: shard_id(self.shard), session });
                 self.session = Session::None;
                 self.open.clear();
                 Wish::Nothing
@@ -179,7 +198,7 @@ impl Client {
     /// Sends everything that is open again, to all; opens a session where appends wait for one.
     pub(crate) fn retry_all(&mut self, world: &mut Outside<'_>) -> Wish {
         let Some(conn) = self.conn else { return Wish::Connect };
-        self.members = world.history.view.clone();
+        self.members = world.history.shards[self.shard].view.clone();
         match &self.session {
             Session::Open(session) => {
                 let session = *session;
@@ -206,15 +225,15 @@ impl Client {
     fn ask_for_session(&self, conn: ConnId, world: &mut Outside<'_>) {
         let Session::Opening { nonce, id } = self.session else { return };
         let member = self.member(world);
-        world.request(conn, member, Request::OpenSession { id, shard: SHARD, nonce });
+        world.request(conn, member, Request::OpenSession { id, shard: shard_id(self.shard), nonce });
     }
 
     fn append(&mut self, conn: ConnId, session: SessionId, world: &mut Outside<'_>) {
         let count = world.chooser.pick(&[1, 1, 1, 2, 3]);
         let mut appends = Vec::new();
         for _ in 0..count {
-            let token = Token { shard: SHARD, session, seq: self.next_seq };
-            let color = world.color();
+            let token = Token { shard: shard_id(self.shard), session, seq: self.next_seq };
+            let color = world.color_on(self.shard);
             let Some(append) = draw_append(token, color, world) else { return };
             self.next_seq += 1;
             world.history.sends(&append);
@@ -293,15 +312,15 @@ impl Client {
             return;
         }
         let (low, members) = (self.low(), vec![replica_id(member)]);
-        let request = AppendRequest { shard: SHARD, session, low, members, appends };
+        let request = AppendRequest { shard: shard_id(self.shard), session, low, members, appends };
         world.net.push(Stream::Request { conn, member }, Packet::Append(Arc::new(request)));
     }
 
     /// A token beyond the window must be refused.
     fn probe_window(&mut self, conn: ConnId, session: SessionId, world: &mut Outside<'_>) {
         let seq = self.low() + TOKEN_WINDOW + world.chooser.below(3);
-        let token = Token { shard: SHARD, session, seq };
-        let color = world.color();
+        let token = Token { shard: shard_id(self.shard), session, seq };
+        let color = world.color_on(self.shard);
         let member = self.member(world);
         let Some(append) = draw_append(token, color, world) else { return };
         self.send_to(conn, session, vec![append], member, world);
@@ -317,7 +336,7 @@ impl Client {
         match answer {
             Answer::SessionOpened { id: of, session } => match self.session {
                 Session::Opening { nonce, id } if id == of => {
-                    invariants::i03_settled_before_shown::session_told(history, nonce, session)?;
+                    invariants::i03_settled_before_shown::session_told(history, self.shard, nonce, session)?;
                     self.session = Session::Open(session);
                     self.next_seq = 1;
                     self.open.clear();
@@ -341,7 +360,7 @@ impl Client {
                 i03::acknowledged(history, token, first)?;
                 i01::told(history, token, first)?;
             }
-            if !matches!(self.session, Session::Open(session) if session == token.session) {
+            if !self.is_at(token) {
                 continue;
             }
             let Some(open) = self.open.get_mut(&token.seq) else { continue };
@@ -371,7 +390,7 @@ impl Client {
         broken_stores: bool,
         history: &History,
     ) -> Result<(), Violation> {
-        if !matches!(self.session, Session::Open(session) if session == token.session) {
+        if !self.is_at(token) {
             return Ok(());
         }
         let wrong = || Err(i12_bounds::wrong_refusal(format!("{token} is refused: {why:?}; low is {}", self.low())));
@@ -388,7 +407,7 @@ impl Client {
             },
             AppendRefusal::SessionExpired => {
                 // One that is not in the view any more may not know of it.
-                if !history.sessions.get(&token.session).is_some_and(|session| session.closed) {
+                if !history.shards[self.shard].sessions.get(&token.session).is_some_and(|session| session.closed) {
                     return Ok(());
                 }
                 // Whether what is open was appended it will never know.

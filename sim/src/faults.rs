@@ -8,6 +8,7 @@ use crate::Config;
 use crate::bug::Bug;
 use crate::invariants::Violation;
 use crate::net::Stream;
+use crate::positions::Seat;
 use crate::schedule::Chooser;
 use crate::world::World;
 
@@ -20,6 +21,8 @@ pub(crate) enum Fault {
     PowerCutOne,
     KillOne,
     LeafDies,
+    /// Some positions' processes die together.
+    PositionsDie,
     /// A process of a replica stands still for a while, and goes on.
     StandStill,
     /// Some processes do not hear from others for a while, or no more of each other.
@@ -65,6 +68,7 @@ impl Kind {
             (Fault::PowerCutOne, 4),
             (Fault::KillOne, 4),
             (Fault::LeafDies, 2),
+            (Fault::PositionsDie, if config.tree { 3 } else { 0 }),
             (Fault::StandStill, 4),
             (Fault::Partition, 6),
             (Fault::LoseStream, 4),
@@ -127,21 +131,38 @@ impl World {
                 self.machines[at].down_until = self.history.event + self.chooser.below(events);
             }
             Fault::StandStill => {
-                let at = self.chooser.below(self.machines.len() as u64) as usize;
-                self.machines[at].still_until = self.history.event + self.chooser.between(20, 700);
+                let until = self.history.event + self.chooser.between(20, 700);
+                if self.shape.is_tree() && !self.sequencers.is_empty() && self.chooser.one_in(3) {
+                    let at = self.chooser.below(self.sequencers.len() as u64) as usize;
+                    self.sequencers[at].still_until = until;
+                } else {
+                    let at = self.chooser.below(self.machines.len() as u64) as usize;
+                    self.machines[at].still_until = until;
+                }
             }
             Fault::Partition => self.partition(),
             Fault::LoseStream => self.lose_stream(),
             Fault::MetadataAway => self.net.away_until = self.history.event + self.chooser.between(20, 600),
             Fault::LeafDies => {
-                self.claimed = None;
-                self.needs_claim = true;
-                if let Some(last) = self.sequencers.len().checked_sub(1) {
-                    self.retire(last);
+                let place = self.any_place();
+                self.position_dies(place);
+            }
+            Fault::PositionsDie => {
+                let place = self.any_place();
+                // With those above it, or any others.
+                let above: Vec<usize> = self.shape.above(place).collect();
+                let all = above.len() > 2 && self.chooser.one_in(3);
+                above.into_iter().take(if all { usize::MAX } else { 2 }).for_each(|place| self.position_dies(place));
+                if self.chooser.one_in(3) {
+                    let other = self.any_place();
+                    self.position_dies(other);
                 }
             }
             Fault::Wait => self.now = self.now.after(self.chooser.between(100_000, 7_000_000)),
-            Fault::ClaimAgain => self.needs_claim = true,
+            Fault::ClaimAgain => {
+                let place = self.any_place();
+                self.seats[place].needs_claim = true;
+            }
             Fault::Stall => {
                 let streams: Vec<_> = self.net.ready(self.history.event).map(|stream| (stream, 1)).collect();
                 if let Some(stream) = self.chooser.weighted(&streams) {
@@ -171,6 +192,20 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Any position.
+    fn any_place(&mut self) -> usize {
+        let places = self.shape.places.len() as u64;
+        if places > 1 { self.chooser.below(places) as usize } else { 0 }
+    }
+
+    /// The process that holds a position is gone, and another one will claim it.
+    fn position_dies(&mut self, place: usize) {
+        self.seats[place] = Seat { claimed: None, needs_claim: true };
+        if let Some(last) = self.leader(place) {
+            self.retire(last);
+        }
     }
 
     /// The power is gone everywhere: no process is left, and of what was not fenced any part.
@@ -222,14 +257,14 @@ impl World {
 
     fn end_cluster(&mut self) {
         self.sequencers.clear();
-        self.claimed = None;
+        self.relink.clear();
         self.reach.clear();
         self.replaced.clear();
         // What metadata was asked for may still be done.
         self.net.drop_streams(|stream| !matches!(stream, Stream::ToMetadata { .. }));
         let conns: Vec<ConnId> = self.conns.keys().copied().collect();
         conns.into_iter().for_each(|conn| self.forget_connection(conn));
-        self.needs_claim = true;
+        self.seats.iter_mut().for_each(|seat| *seat = Seat { claimed: None, needs_claim: true });
         self.machines.iter_mut().for_each(|machine| machine.still_until = 0);
     }
 }

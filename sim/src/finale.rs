@@ -1,6 +1,6 @@
 //! The end of a run: no more faults, everything that is under way comes to rest, and then everything is looked at.
 
-use flexlog_protocol::Color;
+use flexlog_protocol::{Color, SeqNum};
 
 use crate::client::Client;
 use crate::invariants::{Violation, i06_alike_below_stable as i06, i10_recovery, liveness};
@@ -27,6 +27,7 @@ impl World {
         for machine in &mut self.machines {
             (machine.down_until, machine.still_until) = (0, 0);
         }
+        self.sequencers.iter_mut().for_each(|process| process.still_until = 0);
         if cut {
             (0..self.machines.len()).for_each(|at| self.comes_up(at));
         }
@@ -61,15 +62,13 @@ impl World {
             let busy = !options.is_empty();
             if busy {
                 options.extend(flushes);
+                let due = (0..self.sequencers.len()).filter(|at| self.is_due(*at));
+                options.extend(due.map(|at| (Action::TickLeaf(at), 2)));
                 // Whoever was replaced learns it from metadata in the end. Until then it may be busy with a replica that
                 // follows it still, for longer than anything here takes.
-                if self.sequencers.len() > 1 && self.history.event > latest - PATIENCE / 2 {
-                    options.push((Action::Retire, 1));
-                }
-                for (at, sequencer) in self.sequencers.iter().enumerate() {
-                    if sequencer.leaf.next_deadline().is_some_and(|at| at <= self.now) {
-                        options.push((Action::TickLeaf(at), 2));
-                    }
+                if self.history.event > latest - PATIENCE / 2 {
+                    let replaced = (0..self.sequencers.len()).filter(|at| self.is_replaced(*at));
+                    options.extend(replaced.map(|at| (Action::Retire(at), 1)));
                 }
                 if let Some(action) = self.chooser.weighted(&options) {
                     self.act(action)?;
@@ -80,7 +79,7 @@ impl World {
                 self.act(Action::Flush(at))?;
             }
             for at in 0..self.sequencers.len() {
-                if self.sequencers[at].leaf.next_deadline().is_some_and(|at| at <= self.now) {
+                if self.is_due(at) {
                     self.act(Action::TickLeaf(at))?;
                     self.act(Action::Flush(at))?;
                 }
@@ -99,7 +98,9 @@ impl World {
         for _ in 0..ROUNDS {
             let waiting = self.readers.iter().any(|reader| reader.open() > 0);
             let open = self.clients.iter().any(Client::waits);
-            let pending = self.sequencers.last().is_some_and(|sequencer| sequencer.leaf.status().pending > 0);
+            let leading = (0..self.sequencers.len()).filter(|at| !self.is_replaced(*at));
+            let mut leaves = leading.flat_map(|at| &self.sequencers[at].leaves);
+            let pending = leaves.any(|led| led.leaf.status().pending > 0);
             if !waiting && !open && !pending {
                 return Ok(());
             }
@@ -122,7 +123,7 @@ impl World {
     fn pass(&mut self, micros: u64) -> Result<(), Violation> {
         self.now = self.now.after(micros);
         for at in 0..self.sequencers.len() {
-            if self.sequencers[at].leaf.next_deadline().is_some_and(|at| at <= self.now) {
+            if self.is_due(at) {
                 self.act(Action::TickLeaf(at))?;
             }
         }
@@ -133,12 +134,9 @@ impl World {
     fn join(&mut self) -> Result<(), Violation> {
         let mut last = String::new();
         for round in 0..JOIN_ROUNDS {
-            let all = self.machines.len();
-            let leaf = self.sequencers.last().map(|sequencer| (sequencer.leaf.status(), sequencer.leaf.view().clone()));
-            match leaf {
-                Some((status, view)) if status.phase == "serving" && view.members.len() == all => return Ok(()),
-                Some((status, view)) => last = format!("{status:?}, view {view:?}"),
-                None => "there is no leaf".clone_into(&mut last),
+            match self.unjoined() {
+                None => return Ok(()),
+                Some(why) => last = why,
             }
             if round % 10 == 9 {
                 // A store without room for what is to be copied.
@@ -148,6 +146,18 @@ impl World {
             self.rest()?;
         }
         Err(liveness::stuck(format!("with every replica there, not all are in the view: {last}")))
+    }
+
+    /// What keeps a shard from having all its replicas in its view, if anything does.
+    fn unjoined(&self) -> Option<String> {
+        self.shape.shards.iter().enumerate().find_map(|(shard, of)| {
+            let Some(led) = self.leader(of.place).and_then(|at| self.sequencers[at].led(shard)) else {
+                return Some(format!("shard {shard} has no leaf"));
+            };
+            let (status, view) = (led.leaf.status(), led.leaf.view());
+            let all = status.phase == "serving" && view.members.len() == of.replicas.len();
+            (!all).then(|| format!("shard {shard}: {status:?}, view {view:?}"))
+        })
     }
 
     fn unresolved(&self) -> Result<(), Violation> {
@@ -172,9 +182,11 @@ impl World {
     fn trim_everything(&mut self) {
         let at = self.auditor();
         let mut readers = std::mem::take(&mut self.readers);
-        for color in (1..=self.kind.colors).map(Color) {
-            let member = self.history.view[0];
-            readers[at].ask_of(member, color, true, &mut self.outside());
+        for shard in 0..self.shape.shards.len() {
+            let member = self.history.shards[shard].view[0];
+            for color in self.shape.shards[shard].colors.clone() {
+                readers[at].ask_of(member, color, true, &mut self.outside());
+            }
         }
         self.readers = readers;
     }
@@ -191,7 +203,7 @@ impl World {
                 if look {
                     readers[*at].audit(member, &mut self.outside());
                 } else {
-                    for color in (1..=self.kind.colors).map(Color) {
+                    for color in self.shape.shards[self.history.home(member)].colors.clone() {
                         readers[*at].ask_of(member, color, false, &mut self.outside());
                     }
                 }
@@ -202,24 +214,13 @@ impl World {
         if let Some(at) = auditors.iter().find(|at| self.readers[**at].open() > 0) {
             return Err(liveness::stuck(format!("nobody answers {}", self.readers[*at].state())));
         }
-        for color in (1..=self.kind.colors).map(Color) {
-            let stables: Vec<_> = (0..self.machines.len()).map(|at| self.stable(at, color)).collect();
+        for (color, shards) in self.shape.colors.clone() {
+            let all: Vec<usize> = shards.iter().flat_map(|shard| self.shape.shards[*shard].replicas.clone()).collect();
+            let stables: Vec<_> = all.iter().map(|at| self.stable(*at, color)).collect();
             i06::level("stable", color, &stables)?;
-            let mut heard: Vec<_> =
-                auditors.iter().map(|at| self.readers[*at].heard.remove(&color).unwrap_or_default()).collect();
-            heard.iter_mut().for_each(|answers| {
-                answers.retain(|answer| !answer.starts_with("Delivered") && !answer.starts_with("Trimmed"));
-                answers.sort_unstable();
-            });
-            i06::level("answers", color, &heard)?;
-            for at in &auditors {
-                let upto = self.readers[*at].subscribed_upto();
-                if let Some((_, upto)) = upto.iter().find(|(of, upto)| *of == color && *upto < stables[0]) {
-                    return Err(liveness::stuck(format!(
-                        "a subscriber to color {color} stays at {upto} of {}",
-                        stables[0]
-                    )));
-                }
+            for shard in shards {
+                let auditors = &auditors[self.shape.shards[shard].replicas.clone()];
+                self.compare(auditors, color, stables[0])?;
             }
         }
         for at in auditors {
@@ -229,6 +230,24 @@ impl World {
         }
         self.rest()?;
         self.check_bounds()
+    }
+
+    /// What members of one shard say of a color is alike, and all of it is told.
+    fn compare(&mut self, auditors: &[usize], color: Color, stable: SeqNum) -> Result<(), Violation> {
+        let mut heard: Vec<_> =
+            auditors.iter().map(|at| self.readers[*at].heard.remove(&color).unwrap_or_default()).collect();
+        heard.iter_mut().for_each(|answers| {
+            answers.retain(|answer| !answer.starts_with("Delivered") && !answer.starts_with("Trimmed"));
+            answers.sort_unstable();
+        });
+        i06::level("answers", color, &heard)?;
+        for at in auditors {
+            let upto = self.readers[*at].subscribed_upto();
+            if let Some((_, upto)) = upto.iter().find(|(of, upto)| *of == color && *upto < stable) {
+                return Err(liveness::stuck(format!("a subscriber to color {color} stays at {upto} of {stable}")));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use crate::invariants::{self, Violation};
 use crate::ledger::{Ledger, Write};
+use crate::shape::{Shape, Shard, shard_of};
 
 /// An append that some client sent.
 #[derive(Debug)]
@@ -25,17 +26,16 @@ pub(crate) struct Sent {
 /// What is settled of one color.
 #[derive(Debug, Default)]
 pub(crate) struct ColorTruth {
-    /// The exclusive end of what is settled in the epoch that it counts in; `None` before the first number.
+    /// The exclusive end of what is settled, on any shard; `None` before the first number.
     pub(crate) end: Option<SeqNum>,
-    /// Whether that epoch was ended.
-    pub(crate) closed: bool,
+    /// What each shard has of it.
+    pub(crate) parts: BTreeMap<usize, ColorPart>,
     /// The last number of each epoch that was ended, exclusive.
     pub(crate) ends: BTreeMap<Epoch, SeqNum>,
     pub(crate) records: BTreeMap<SeqNum, (Token, u32)>,
     /// First and exclusive end.
     pub(crate) holes: Vec<(SeqNum, SeqNum)>,
-    /// The trim point, and all that it ever was.
-    pub(crate) trim: Option<SeqNum>,
+    /// All that its trim points ever were.
     pub(crate) trims: BTreeSet<SeqNum>,
     /// What was acknowledged or read, and when first.
     pub(crate) shown: BTreeMap<SeqNum, u64>,
@@ -45,11 +45,36 @@ pub(crate) struct ColorTruth {
     pub(crate) passed: SeqNum,
     /// Someone was told that these name no record.
     pub(crate) told_holes: BTreeSet<SeqNum>,
+    /// What its owners gave away, and what leaves were given of it: exclusive end by first number.
+    pub(crate) granted: BTreeMap<SeqNum, SeqNum>,
+    pub(crate) given: BTreeMap<SeqNum, SeqNum>,
+}
+
+/// What is settled of one color in one shard's log.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ColorPart {
+    /// The exclusive end in the epoch that it counts in; `None` before the first number.
+    pub(crate) end: Option<SeqNum>,
+    /// Whether that epoch was ended.
+    pub(crate) closed: bool,
+    /// The trim point.
+    pub(crate) trim: Option<SeqNum>,
 }
 
 impl ColorTruth {
-    pub(crate) fn is_trimmed(&self, number: SeqNum) -> bool {
-        self.trim.is_some_and(|trim| number <= trim)
+    /// Whether a shard has forgotten a number.
+    pub(crate) fn is_trimmed(&self, shard: usize, number: SeqNum) -> bool {
+        self.trim(shard).is_some_and(|trim| number <= trim)
+    }
+
+    /// The trim point at a shard.
+    pub(crate) fn trim(&self, shard: usize) -> Option<SeqNum> {
+        self.parts.get(&shard)?.trim
+    }
+
+    /// The shard that has a record.
+    pub(crate) fn home(&self, number: SeqNum) -> Option<usize> {
+        self.records.get(&number).map(|(token, _)| shard_of(token.shard))
     }
 }
 
@@ -59,22 +84,29 @@ pub(crate) struct SessionTruth {
     pub(crate) closed: bool,
 }
 
+/// What is settled of one shard.
+#[derive(Debug)]
+pub(crate) struct ShardTruth {
+    /// The replicas in the view that metadata has.
+    pub(crate) view: Vec<usize>,
+    pub(crate) committed: Vec<Arc<Entry>>,
+    pub(crate) sessions: BTreeMap<SessionId, SessionTruth>,
+    /// The sessions that each nonce named, the newest last.
+    pub(crate) nonces: BTreeMap<Uuid, Vec<SessionId>>,
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     /// Events so far.
     pub(crate) event: u64,
     pub(crate) sent: BTreeMap<Token, Sent>,
-    /// One for each replica.
+    /// One for each replica, and the shard that it is of.
     pub(crate) ledgers: Vec<Ledger>,
-    /// The replicas in the view that metadata has.
-    pub(crate) view: Vec<usize>,
-    pub(crate) committed: Vec<Arc<Entry>>,
+    homes: Vec<usize>,
+    pub(crate) shards: Vec<ShardTruth>,
     pub(crate) tokens: BTreeMap<Token, SeqNum>,
     pub(crate) colors: BTreeMap<Color, ColorTruth>,
-    pub(crate) sessions: BTreeMap<SessionId, SessionTruth>,
-    /// The sessions that each nonce named, the newest last.
-    pub(crate) nonces: BTreeMap<Uuid, Vec<SessionId>>,
     /// Staged durably on some replica and not settled.
     pub(crate) open: BTreeMap<Token, (Color, u32)>,
     /// What settled tokens name.
@@ -84,26 +116,51 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Of so many replicas the first `members` are in the view.
-    pub(crate) fn new(replicas: usize, members: usize) -> Self {
-        let ledgers = (0..replicas).map(|_| Ledger::default()).collect();
-        Self { ledgers, view: (0..members).collect(), ..Self::default() }
+    /// Of so many shards, with as many replicas.
+    pub(crate) fn new(shape: &Shape) -> Self {
+        let truth = |shard: &Shard| ShardTruth {
+            view: shard.replicas.clone().take(shard.members).collect(),
+            committed: Vec::new(),
+            sessions: BTreeMap::new(),
+            nonces: BTreeMap::new(),
+        };
+        Self {
+            ledgers: (0..shape.replicas()).map(|_| Ledger::default()).collect(),
+            homes: (0..shape.replicas()).map(|at| shape.shard_at(at)).collect(),
+            shards: shape.shards.iter().map(truth).collect(),
+            ..Self::default()
+        }
     }
 
-    /// The ledgers of the view's members.
-    pub(crate) fn members(&self) -> impl Iterator<Item = (usize, &Ledger)> {
-        self.view.iter().map(|member| (*member, &self.ledgers[*member]))
+    /// The shard of a replica.
+    pub(crate) fn home(&self, member: usize) -> usize {
+        self.homes[member]
+    }
+
+    /// What is settled of the shard of a replica.
+    pub(crate) fn of(&self, member: usize) -> &ShardTruth {
+        &self.shards[self.homes[member]]
+    }
+
+    /// The ledgers of a view's members.
+    pub(crate) fn members(&self, shard: usize) -> impl Iterator<Item = (usize, &Ledger)> {
+        self.shards[shard].view.iter().map(|member| (*member, &self.ledgers[*member]))
+    }
+
+    /// Entries that are committed, of all shards.
+    pub(crate) fn committed(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.committed.len() as u64).sum()
     }
 
     /// Metadata has another view: what that takes in must have all that is committed.
-    pub(crate) fn set_view(&mut self, view: Vec<usize>) -> Result<(), Violation> {
+    pub(crate) fn set_view(&mut self, shard: usize, view: Vec<usize>) -> Result<(), Violation> {
         for member in &view {
-            if !self.view.contains(member) {
+            if !self.shards[shard].view.contains(member) {
                 invariants::i02_on_every_member::joins(self, *member)?;
             }
         }
-        self.view = view;
-        self.advance()
+        self.shards[shard].view = view;
+        self.advance(shard)
     }
 
     /// A replica's store takes a write.
@@ -113,7 +170,8 @@ impl History {
             Write::Truncate(upto) => invariants::i02_on_every_member::takes_back(self, member, *upto)?,
             _ => {}
         }
-        self.ledgers[member].note(write, &self.committed);
+        let committed = &self.shards[self.homes[member]].committed;
+        self.ledgers[member].note(write, committed);
         Ok(())
     }
 
@@ -155,7 +213,7 @@ impl History {
         for token in news.staged {
             self.staged_durably(member, token);
         }
-        if news.entries { self.advance() } else { Ok(()) }
+        if news.entries { self.advance(self.homes[member]) } else { Ok(()) }
     }
 
     /// Some replica has this token durably.
@@ -168,29 +226,29 @@ impl History {
     }
 
     /// Commits what is durable on every member of the view now.
-    pub(crate) fn advance(&mut self) -> Result<(), Violation> {
-        let durable = self.members().map(|(_, ledger)| ledger.durable).min().unwrap_or_default();
-        while (self.committed.len() as u64) < durable {
-            let at = self.committed.len();
-            invariants::i02_on_every_member::entry_is_the_same(self, at)?;
-            let entry = Arc::clone(&self.ledgers[self.view[0]].log[at]);
-            self.commit(&entry)?;
-            self.committed.push(entry);
+    pub(crate) fn advance(&mut self, shard: usize) -> Result<(), Violation> {
+        let durable = self.members(shard).map(|(_, ledger)| ledger.durable).min().unwrap_or_default();
+        while (self.shards[shard].committed.len() as u64) < durable {
+            let at = self.shards[shard].committed.len();
+            invariants::i02_on_every_member::entry_is_the_same(self, shard, at)?;
+            let entry = Arc::clone(&self.ledgers[self.shards[shard].view[0]].log[at]);
+            self.commit(shard, &entry)?;
+            self.shards[shard].committed.push(entry);
         }
         Ok(())
     }
 
-    fn commit(&mut self, entry: &Entry) -> Result<(), Violation> {
+    fn commit(&mut self, shard: usize, entry: &Entry) -> Result<(), Violation> {
         match &entry.body {
             Body::Assign(runs) => {
                 for run in runs {
                     for (token, first) in run.each() {
                         invariants::i01_one_number_one_record::settles(self, token, run.color, first, run.records)?;
                         invariants::i04_acknowledged_before_sent::numbered(self, token, run.color, first)?;
-                        invariants::i06_alike_below_stable::goes_on(self, run.color, first, run.records)?;
+                        invariants::i06_alike_below_stable::goes_on(self, shard, run.color, first, run.records)?;
                         self.tokens.insert(token, first);
                         self.open.remove(&token);
-                        let written = self.members().find_map(|(_, ledger)| ledger.staged.get(&token));
+                        let written = self.members(shard).find_map(|(_, ledger)| ledger.staged.get(&token));
                         if let Some(append) = written.map(|written| Arc::clone(&written.append)) {
                             self.appends.insert(token, append);
                         }
@@ -203,31 +261,34 @@ impl History {
                 }
             }
             Body::Hole { color, first, count } => {
-                invariants::i06_alike_below_stable::goes_on(self, *color, *first, *count)?;
+                invariants::i01_one_number_one_record::is_no_record(self, *color, *first, *count)?;
+                invariants::i06_alike_below_stable::goes_on(self, shard, *color, *first, *count)?;
                 let end = SeqNum::new(first.epoch(), first.counter() + count);
                 self.color(*color).holes.push((*first, end));
             }
             Body::EpochEnd { color, end, next } => {
-                invariants::i06_alike_below_stable::epoch_ends(self, *color, *end, *next)?;
+                invariants::i06_alike_below_stable::epoch_ends(self, shard, *color, *end, *next)?;
             }
             Body::NewView(_) => {}
             Body::OpenSession { nonce } => {
                 let id = SessionId { epoch: entry.epoch, lsn: entry.lsn };
-                let newest = self.nonces.get(nonce).and_then(|ids| ids.last());
-                if newest.and_then(|id| self.sessions.get(id)).is_none_or(|session| session.closed) {
-                    self.nonces.entry(*nonce).or_default().push(id);
-                    self.sessions.insert(id, SessionTruth { closed: false });
+                let truth = &mut self.shards[shard];
+                let newest = truth.nonces.get(nonce).and_then(|ids| ids.last());
+                if newest.and_then(|id| truth.sessions.get(id)).is_none_or(|session| session.closed) {
+                    truth.nonces.entry(*nonce).or_default().push(id);
+                    truth.sessions.insert(id, SessionTruth { closed: false });
                 }
             }
             Body::CloseSession(id) => {
-                if let Some(session) = self.sessions.get_mut(id) {
+                if let Some(session) = self.shards[shard].sessions.get_mut(id) {
                     session.closed = true;
                 }
             }
             Body::Trim { color, upto } => {
                 let truth = self.color(*color);
-                truth.trim = truth.trim.max(Some(*upto));
                 truth.trims.insert(*upto);
+                let part = truth.parts.entry(shard).or_default();
+                part.trim = part.trim.max(Some(*upto));
             }
         }
         Ok(())

@@ -17,14 +17,17 @@ mod faults;
 mod finale;
 mod history;
 mod invariants;
+mod leading;
 mod ledger;
 mod links;
 mod machine;
 mod metadata;
 mod net;
+mod positions;
 mod readers;
 mod route;
 mod schedule;
+mod shape;
 mod stores;
 mod world;
 
@@ -37,7 +40,8 @@ use world::World;
 /// What is the same for all runs of a series.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// Members of the shard's first view. Some runs have replicas besides, which are taken in.
+    /// Members of the first view of a lone shard; in a tree that is drawn. Some runs have replicas besides, which are taken
+    /// in.
     pub members: usize,
     /// Events before the faults end.
     pub events: u64,
@@ -45,6 +49,8 @@ pub struct Config {
     pub faults: bool,
     /// Whether views change; else the shard keeps its first one, whatever happens.
     pub views: bool,
+    /// Whether the tree is drawn: several positions and shards, wide colors. Else one leaf leads one shard.
+    pub tree: bool,
     /// Keeps the last events in words, and hashes all of them: slower.
     pub record: bool,
     /// A planted fault.
@@ -53,7 +59,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { members: 3, events: 3000, faults: true, views: true, record: false, bug: None }
+        Self { members: 3, events: 3000, faults: true, views: true, tree: true, record: false, bug: None }
     }
 }
 

@@ -2,7 +2,7 @@
 //! live and remember; else whoever sends is told that something was lost, and nothing that it sends before it knows
 //! arrives. And partitions, which delay streams, or lose them.
 
-use flexlog_protocol::{Epoch, Position};
+use flexlog_protocol::Epoch;
 use flexlog_replica::Input;
 use flexlog_sequencer::Input as LeafInput;
 
@@ -10,11 +10,15 @@ use crate::bug::Bug;
 use crate::invariants::Violation;
 use crate::machine::replica_id;
 use crate::net::{Cut, Sites, Stream, leaf_site, replica_site};
+use crate::shape::position_of;
 use crate::world::{Action, World};
 
 impl World {
     /// Whether whoever takes from a stream does so now.
     pub(crate) fn takes(&self, stream: Stream) -> bool {
+        if let Some(process) = stream.process().and_then(|epoch| self.sequencer(epoch)) {
+            return self.sequencers[process].still_until <= self.history.event;
+        }
         let Some(machine) = stream.receiver().map(|member| &self.machines[member]) else { return true };
         let there = machine.up().is_some() || matches!(stream, Stream::Request { .. });
         there && machine.still_until <= self.history.event
@@ -30,6 +34,9 @@ impl World {
                 Stream::ToMember { leaf, member } => self.sequencer(leaf).is_some() && up(member),
                 Stream::ToLeaf { member, leaf } => self.sequencer(leaf).is_some() && up(member),
                 Stream::Peer { from, to } => up(from) && up(to),
+                Stream::Up { from, to } | Stream::Down { from, to } => {
+                    self.sequencer(from).is_some() && self.sequencer(to).is_some()
+                }
                 _ => false,
             };
             if both {
@@ -42,6 +49,13 @@ impl World {
                 options.push((Action::Reach(*leaf, *member), 4));
             }
         }
+        for (epoch, place) in &self.relink {
+            let next = self.leader(*place).map(|at| self.sequencers[at].incarnation.epoch);
+            let both = next.is_some_and(|next| !self.net.is_apart(*epoch, next, event));
+            if both && self.takes(Stream::Up { from: *epoch, to: *epoch }) {
+                options.push((Action::Relink(*epoch, *place), 4));
+            }
+        }
         options.extend(self.replaced.iter().filter(|at| up(**at)).map(|at| (Action::LeafReplaced(*at), 4)));
     }
 
@@ -52,20 +66,27 @@ impl World {
         match stream {
             Stream::ToMember { leaf, member } => {
                 let Some(at) = self.sequencer(leaf).filter(|_| !self.is_bug(Bug::LossNotTold)) else { return Ok(()) };
-                self.leaf_input(at, LeafInput::Lost(replica_id(member)))?;
+                self.leaf_input(at, self.history.home(member), LeafInput::Lost(replica_id(member)))?;
                 self.reached(leaf, member)
             }
-            Stream::ToLeaf { member, .. } => self.member_input(member, Input::LeafReplaced(Position(0))),
+            Stream::ToLeaf { member, .. } => self.leaf_replaced(member),
+            Stream::Up { from, to } | Stream::Down { from, to } => self.link_lost(from, to),
             Stream::Peer { from, to } => self.member_input(from, Input::PeerReplaced(replica_id(to))),
             _ => Ok(()),
         }
+    }
+
+    /// A replica is told that another process leads its shard, or that what it said is lost.
+    pub(crate) fn leaf_replaced(&mut self, member: usize) -> Result<(), Violation> {
+        let place = self.shape.shards[self.history.home(member)].place;
+        self.member_input(member, Input::LeafReplaced(position_of(place)))
     }
 
     /// A leaf has a connection to a replica.
     pub(crate) fn reached(&mut self, leaf: Epoch, member: usize) -> Result<(), Violation> {
         self.reach.remove(&(leaf, member));
         match self.sequencer(leaf) {
-            Some(at) => self.leaf_input(at, LeafInput::Present(replica_id(member))),
+            Some(at) => self.leaf_input(at, self.history.home(member), LeafInput::Present(replica_id(member))),
             None => Ok(()),
         }
     }
@@ -73,7 +94,7 @@ impl World {
     /// A leaf is told of all replicas that it has a connection to.
     pub(crate) fn tell_reached(&mut self, at: usize) -> Result<(), Violation> {
         let leaf = self.sequencers[at].incarnation.epoch;
-        for member in 0..self.machines.len() {
+        for member in self.shape.replicas_of(self.sequencers[at].place) {
             let stream = Stream::ToMember { leaf, member };
             let cut = self.net.is_cut(stream, self.history.event) || self.net.is_lost(stream);
             if self.machines[member].up().is_some() && !cut {
@@ -85,9 +106,21 @@ impl World {
         Ok(())
     }
 
+    /// The processes that lead a replica's shard, or believe so.
+    fn leaves_of(&self, member: usize) -> Vec<Epoch> {
+        let place = self.shape.shards[self.history.home(member)].place;
+        let processes = self.sequencers.iter().filter(|process| process.place == place);
+        processes.map(|process| process.incarnation.epoch).collect()
+    }
+
+    /// The other replicas of its shard.
+    fn peers_of(&self, member: usize) -> impl Iterator<Item = usize> + use<> {
+        self.shape.shards[self.history.home(member)].replicas.clone().filter(move |other| *other != member)
+    }
+
     /// A replica's process has started: it has no streams from before.
     pub(crate) fn comes_up(&mut self, member: usize) {
-        let leaves = self.sequencers.iter().map(|sequencer| (sequencer.incarnation.epoch, member));
+        let leaves = self.leaves_of(member).into_iter().map(|leaf| (leaf, member));
         self.reach.extend(leaves);
     }
 
@@ -107,17 +140,16 @@ impl World {
                 _ => {}
             }
         }
-        let leaves: Vec<Epoch> = self.sequencers.iter().map(|sequencer| sequencer.incarnation.epoch).collect();
-        for leaf in leaves {
+        for leaf in self.leaves_of(at) {
             self.net.lose(Stream::ToMember { leaf, member: at }, 0);
         }
-        for from in (0..self.machines.len()).filter(|from| *from != at) {
+        for from in self.peers_of(at) {
             self.net.lose(Stream::Peer { from, to: at }, 0);
         }
     }
 
     /// The sender is gone; the one who comes next has a stream of its own.
-    fn in_flight(&mut self, stream: Stream) {
+    pub(crate) fn in_flight(&mut self, stream: Stream) {
         let keep = self.chooser.below(self.net.len(stream) as u64 + 1) as usize;
         self.net.cut(stream, keep);
         self.net.found(stream);
@@ -127,14 +159,12 @@ impl World {
     fn links(&self) -> Vec<Stream> {
         let mut links = Vec::new();
         for member in 0..self.machines.len() {
-            for sequencer in &self.sequencers {
-                let leaf = sequencer.incarnation.epoch;
+            for leaf in self.leaves_of(member) {
                 links.extend([Stream::ToMember { leaf, member }, Stream::ToLeaf { member, leaf }]);
             }
-            links.extend(
-                (0..self.machines.len()).filter(|to| *to != member).map(|to| Stream::Peer { from: member, to }),
-            );
+            links.extend(self.peers_of(member).map(|to| Stream::Peer { from: member, to }));
         }
+        (0..self.sequencers.len()).for_each(|at| links.extend(self.links_of(at)));
         links
     }
 
@@ -147,17 +177,33 @@ impl World {
         }
     }
 
+    /// The processes of a position and of all below it.
+    fn sites_below(&self, place: usize) -> Sites {
+        let is_below = |other: usize| self.shape.above(other).any(|at| at == place);
+        let processes = self.sequencers.iter().filter(|process| is_below(process.place));
+        let replicas = (0..self.machines.len()).filter(|at| is_below(self.shape.shards[self.history.home(*at)].place));
+        let leaves = processes.map(|process| leaf_site(process.incarnation.epoch));
+        leaves.chain(replicas.map(replica_site)).fold(0, |all, one| all | one)
+    }
+
     /// Some processes are cut off from the others, in one direction or both.
     pub(crate) fn partition(&mut self) {
         let replicas: Sites = (0..self.machines.len()).map(replica_site).sum();
         let leaves = self.sequencers.iter().map(|sequencer| leaf_site(sequencer.incarnation.epoch));
         let leaves: Sites = leaves.fold(0, |all, leaf| all | leaf);
         let one = replica_site(self.chooser.below(self.machines.len() as u64) as usize);
-        let side = match self.chooser.below(6) {
+        // Any position, with some of what is near it.
+        let at = if self.sequencers.len() > 1 { self.chooser.below(self.sequencers.len() as u64) as usize } else { 0 };
+        let process = self.sequencers.get(at);
+        let site = process.map(|process| leaf_site(process.incarnation.epoch));
+        let below = process.map_or(0, |process| self.sites_below(process.place));
+        let side = match self.chooser.below(if self.shape.is_tree() { 8 } else { 6 }) {
             0..=2 => one,
-            3 => self.sequencers.last().map_or(one, |sequencer| leaf_site(sequencer.incarnation.epoch)),
-            4 => self.sequencers.last().map_or(one, |sequencer| one | leaf_site(sequencer.incarnation.epoch)),
-            _ => self.chooser.draw() & replicas,
+            3 => site.unwrap_or(one),
+            4 => one | site.unwrap_or(one),
+            5 => self.chooser.draw() & replicas,
+            6 => below,
+            _ => self.chooser.draw() & (replicas | leaves),
         };
         let (from, to) = (side, !side);
         let until = self.history.event + self.chooser.between(20, 900);

@@ -17,8 +17,6 @@ use uuid::Uuid;
 
 use crate::metadata::Metadata;
 
-/// The one shard.
-pub(crate) const SHARD: ShardId = ShardId(1);
 const CLUSTER: ClusterId = ClusterId(Uuid::from_u128(0x5f10));
 /// Events of a medium after which nothing is broken any more.
 const NEVER: u64 = 1 << 60;
@@ -105,6 +103,7 @@ pub(crate) type Media = (SimMedia, Option<SimFolder>);
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) member: usize,
+    shard: ShardId,
     pub(crate) media: SimMedia,
     /// Where older records move to, if anywhere.
     pub(crate) ssd: Option<SimFolder>,
@@ -126,12 +125,13 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    pub(crate) fn new(member: usize, fences: Fences, options: Options, ssd: Option<SimFolder>) -> Self {
+    pub(crate) fn new(member: usize, shard: ShardId, fences: Fences, options: Options, ssd: Option<SimFolder>) -> Self {
         let media = SimMedia::new(options.limit_bytes);
         media.set_fences(fences);
         let process = Process::Closed;
         Self {
             member,
+            shard,
             media,
             ssd,
             process,
@@ -288,7 +288,7 @@ impl Machine {
         use flexlog_protocol::media::LogStore;
         let sealing = recovered.fence;
         let (replica, outputs) =
-            Replica::restore(replica_id(self.member), SHARD, recovered).map_err(|error| error.to_string())?;
+            Replica::restore(replica_id(self.member), self.shard, recovered).map_err(|error| error.to_string())?;
         for output in &outputs {
             match output {
                 Output::Trim { color, upto } => store.trim(*color, *upto),

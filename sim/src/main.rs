@@ -24,9 +24,12 @@ struct Arguments {
     /// Without faults.
     #[arg(long)]
     calm: bool,
-    /// The shard keeps its first view: no member is dropped or taken in, no process is cut off or stands still.
+    /// Without views that change: no member is dropped or taken in, no process is cut off or stands still.
     #[arg(long)]
-    fixed_view: bool,
+    fixed: bool,
+    /// Only one position, with one shard: no trees.
+    #[arg(long)]
+    one: bool,
     /// Members of the shard.
     #[arg(long, default_value_t = Config::default().members)]
     members: usize,
@@ -66,7 +69,8 @@ fn series(arguments: &Arguments, out: &mut impl Write) -> io::Result<u64> {
         events: arguments.events,
         members: arguments.members,
         faults: !arguments.calm,
-        views: !arguments.fixed_view,
+        views: !arguments.fixed,
+        tree: !arguments.one,
         bug: arguments.bug,
         ..Config::default()
     };

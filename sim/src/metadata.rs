@@ -1,4 +1,4 @@
-//! What the metadata store keeps: who holds the position, the shard's view, and how often each store was opened.
+//! What the metadata store keeps: who holds each position, each shard's view, and how often each store was opened.
 //!
 //! It survives everything. Each change is one step, as the transactions of `flexlog_tree_config::operations` are; what is
 //! asked of it and what it answers may be late, or be lost and asked again.
@@ -9,30 +9,41 @@ use flexlog_tree_config::StoreState;
 use flexlog_tree_config::identity::{IdentityRefusal, Step};
 
 use crate::machine::{OpenFailure, replica_id};
+use crate::shape::place_of;
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Metadata {
     pub(crate) epoch: u32,
-    pub(crate) holder: Option<Incarnation>,
-    pub(crate) view: View,
+    /// By place.
+    pub(crate) holders: Vec<Option<Incarnation>>,
+    /// By shard.
+    pub(crate) views: Vec<View>,
     pub(crate) stores: Vec<StoreState>,
 }
 
 impl Metadata {
-    /// Changes the view if `by` holds the position and the view is `from`. `always`: whatever holds.
-    pub(crate) fn change_view(&mut self, by: Incarnation, from: &View, to: &View, always: bool) -> ViewOutcome {
-        if self.view == *to || always {
-            self.view = to.clone();
+    /// Changes the view of a shard if `by` holds its position and the view is `from`. `always`: whatever holds.
+    pub(crate) fn change_view(
+        &mut self,
+        by: Incarnation,
+        shard: usize,
+        from: &View,
+        to: &View,
+        always: bool,
+    ) -> ViewOutcome {
+        let view = &mut self.views[shard];
+        if *view == *to || always {
+            *view = to.clone();
             return ViewOutcome::Applied;
         }
-        if self.holder != Some(by) {
+        if self.holders[place_of(by.position)] != Some(by) {
             return ViewOutcome::Deposed;
         }
-        if self.view != *from {
+        if *view != *from {
             return ViewOutcome::Refused;
         }
-        self.view = to.clone();
+        *view = to.clone();
         ViewOutcome::Applied
     }
 

@@ -9,12 +9,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use flexlog_protocol::api::{Answer, AppendRequest, Request};
-use flexlog_protocol::peer::{FromParent, Of, PeerMessage, ToLeaf, ToMember, ToParent};
+use flexlog_protocol::peer::{Between, FromParent, Of, PeerMessage, ToLeaf, ToMember, ToParent};
 use flexlog_protocol::{Color, Epoch, Incarnation, SeqNum, View};
 use flexlog_replica::{ConnId, FetchId, Input};
 use flexlog_sequencer::ViewOutcome;
 
-/// From whom to whom. Members are named by their place in the view, leaves and counters by their epoch.
+/// From whom to whom. Replicas are named by their index, processes of positions by the epoch that they claimed, and their
+/// leaves by the index of the shard besides.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Stream {
     ToMember {
@@ -27,15 +28,29 @@ pub(crate) enum Stream {
     },
     ToCounter {
         leaf: Epoch,
+        shard: usize,
     },
     FromCounter {
         leaf: Epoch,
+        shard: usize,
     },
     ToMetadata {
         leaf: Epoch,
+        shard: usize,
     },
     FromMetadata {
         leaf: Epoch,
+        shard: usize,
+    },
+    /// From a position's process to one of the position above.
+    Up {
+        from: Epoch,
+        to: Epoch,
+    },
+    /// From a position's process to one of a position below.
+    Down {
+        from: Epoch,
+        to: Epoch,
     },
     Peer {
         from: usize,
@@ -73,6 +88,8 @@ pub(crate) enum Packet {
     ToLeaf(Of<ToLeaf>),
     ToCounter(ToParent),
     FromCounter(FromParent),
+    Up(Between<ToParent>),
+    Down(Between<FromParent>),
     Peer(PeerMessage),
     Request(Request),
     Append(Arc<AppendRequest>),
@@ -97,7 +114,7 @@ pub(crate) fn replica_site(member: usize) -> Sites {
     1 << member
 }
 
-/// The process of a leaf.
+/// The process of a position.
 pub(crate) fn leaf_site(leaf: Epoch) -> Sites {
     1 << (16 + leaf.0 % 48)
 }
@@ -116,7 +133,21 @@ impl Stream {
         match self {
             Self::ToMember { leaf, member } => Some((leaf_site(leaf), replica_site(member))),
             Self::ToLeaf { member, leaf } => Some((replica_site(member), leaf_site(leaf))),
+            Self::Up { from, to } | Self::Down { from, to } => Some((leaf_site(from), leaf_site(to))),
             Self::Peer { from, to } => Some((replica_site(from), replica_site(to))),
+            _ => None,
+        }
+    }
+
+    /// The process of a position that takes from it.
+    pub(crate) fn process(self) -> Option<Epoch> {
+        match self {
+            Self::ToLeaf { leaf, .. }
+            | Self::ToCounter { leaf, .. }
+            | Self::FromCounter { leaf, .. }
+            | Self::FromMetadata { leaf, .. }
+            | Self::Up { to: leaf, .. }
+            | Self::Down { to: leaf, .. } => Some(leaf),
             _ => None,
         }
     }
@@ -181,6 +212,11 @@ impl Net {
     pub(crate) fn is_cut(&self, stream: Stream, event: u64) -> bool {
         let Some((from, to)) = stream.ends().filter(|_| !self.cuts.is_empty()) else { return false };
         self.cuts.iter().any(|cut| cut.until > event && cut.from & from != 0 && cut.to & to != 0)
+    }
+
+    /// Whether a partition keeps one process of a position from another.
+    pub(crate) fn is_apart(&self, from: Epoch, to: Epoch, event: u64) -> bool {
+        self.is_cut(Stream::Up { from, to }, event) || self.is_cut(Stream::Up { from: to, to: from }, event)
     }
 
     /// What is in it and not among the first `keep` is lost, and so is what comes until the sender is told.
@@ -248,7 +284,7 @@ mod tests {
     #[test]
     fn streams_keep_their_order_and_stall_alone() {
         let mut net = Net::default();
-        let (a, b) = (Stream::ToCounter { leaf: Epoch(1) }, Stream::ToCounter { leaf: Epoch(2) });
+        let (a, b) = (Stream::ToCounter { leaf: Epoch(1), shard: 0 }, Stream::ToCounter { leaf: Epoch(2), shard: 0 });
         for batch in 1..=3 {
             net.push(a, Packet::ToCounter(ToParent::Order { batch, color: Color(1), count: 1 }));
         }

@@ -31,6 +31,7 @@ pub(crate) enum Question {
 #[derive(Clone, Debug)]
 struct Asked {
     color: Color,
+    shard: usize,
     question: Question,
     /// What was given away when it was asked, and when that was.
     floor: SeqNum,
@@ -42,6 +43,7 @@ struct Asked {
 #[derive(Clone, Debug)]
 struct Subscription {
     color: Color,
+    shard: usize,
     member: usize,
     next: SeqNum,
     credit: i64,
@@ -107,8 +109,8 @@ impl Reader {
         if self.asked.len() + self.subscriptions.len() >= MOST_OPEN {
             return Wish::Nothing;
         }
-        let (color, member) = (world.color(), world.replica());
-        let number = draw_number(color, world);
+        let (color, member) = world.color_and_replica();
+        let number = draw_number(color, member, world);
         match world.chooser.below(20) {
             0..=6 => self.ask(conn, member, color, Question::Read(number), world),
             7..=9 => self.ask(conn, member, color, Question::Next(number), world),
@@ -126,7 +128,7 @@ impl Reader {
     /// Asks everything that can be asked of every color at one member.
     pub(crate) fn audit(&mut self, member: usize, world: &mut Outside<'_>) {
         let Some(conn) = self.conn else { return };
-        for color in (1..=world.colors).map(Color) {
+        for color in world.shape.shards[world.history.home(member)].colors.clone() {
             let truth = world.history.color(color);
             let mut numbers: Vec<SeqNum> = truth.records.keys().copied().collect();
             numbers.extend(truth.holes.iter().map(|(first, _)| *first));
@@ -160,8 +162,8 @@ impl Reader {
             Question::Tail => Request::Tail { id, color },
             Question::Trim(upto) => Request::Trim { id, color, upto },
         };
-        let (floor, event) = (world.history.floor(color), world.history.event);
-        self.asked.insert(id, Asked { color, question, floor, event, patient: wait_micros == FOR_EVER });
+        let (floor, event, shard) = (world.history.floor(color), world.history.event, world.history.home(member));
+        self.asked.insert(id, Asked { color, shard, question, floor, event, patient: wait_micros == FOR_EVER });
         world.request(conn, member, request);
     }
 
@@ -176,7 +178,8 @@ impl Reader {
     ) {
         self.next_id += 1;
         let id = self.next_id;
-        self.subscriptions.insert(id, Subscription { color, member, next: from, credit: credit as i64 });
+        let shard = world.history.home(member);
+        self.subscriptions.insert(id, Subscription { color, shard, member, next: from, credit: credit as i64 });
         world.request(conn, member, Request::Subscribe { id, color, tag: None, from, credit });
     }
 
@@ -185,6 +188,7 @@ impl Reader {
         let id = match &answer {
             Answer::Record { id, .. }
             | Answer::Hole { id }
+            | Answer::Elsewhere { id }
             | Answer::Trimmed { id, .. }
             | Answer::NotYet { id, .. }
             | Answer::NothingBefore { id }
@@ -232,6 +236,7 @@ fn strip_id(answer: &Answer) -> String {
     match answer {
         Answer::Record { number, record, .. } => format!("{number} {:08x}", record.crc()),
         Answer::Hole { .. } => "hole".to_owned(),
+        Answer::Elsewhere { .. } => "elsewhere".to_owned(),
         Answer::Trimmed { point, .. } => format!("trimmed {point}"),
         Answer::NotYet { tail, .. } => format!("not yet {tail}"),
         Answer::NothingBefore { .. } => "nothing before".to_owned(),
@@ -258,6 +263,7 @@ impl Asked {
 
     fn take(&self, answer: Answer, history: &mut History) -> Result<(), Violation> {
         let (color, event) = (self.color, self.event);
+        let at = (self.shard, color);
         let wrong = |answer: &Answer| Err(i12_bounds::wrong_refusal(format!("{self:?} is answered {answer:?}")));
         match (self.question, answer) {
             (Question::Read(n), Answer::Record { number, record, .. }) if n == number => {
@@ -270,23 +276,33 @@ impl Asked {
             (Question::Next(from), Answer::Record { number, record, .. }) if number >= from => {
                 shown(history, color, number, &record)?;
                 let upto = number.plus(1).unwrap_or(number);
-                i06::told_all(history, color, from, upto, &[number])
+                i06::told_all(history, at, from, upto, &[number])?;
+                // Of a wide color other shards may yet settle numbers before this one.
+                if !color.is_wide() {
+                    i06::told_stable(history, color, upto);
+                }
+                Ok(())
             }
+            (Question::Read(n), Answer::Elsewhere { .. }) => i06::told_elsewhere(history, self.shard, color, n),
             (Question::Read(_) | Question::Prev(_), Answer::NotYet { tail, .. }) => self.tail(tail, history),
+            // Who gives up says how far this shard has come with a wide color: that is no tail.
+            (Question::Next(from), Answer::NotYet { tail, .. }) if color.is_wide() && !self.patient => {
+                i05::none_shown(history, at, from, tail, event)
+            }
             (Question::Next(from), Answer::NotYet { tail, .. }) => {
                 self.tail(tail, history)?;
-                if self.patient { i05::none_shown(history, color, from, tail, event) } else { Ok(()) }
+                if self.patient { i05::none_shown(history, at, from, tail, event) } else { Ok(()) }
             }
             (Question::Prev(upto), Answer::Record { number, record, .. }) if number <= upto => {
                 shown(history, color, number, &record)?;
-                i05::none_shown(history, color, after(number), after(upto), event)
+                i05::none_shown(history, at, after(number), after(upto), event)
             }
             (Question::Prev(upto), Answer::NothingBefore { .. }) => {
-                i05::none_shown(history, color, SeqNum::MIN, after(upto), event)
+                i05::none_shown(history, at, SeqNum::MIN, after(upto), event)
             }
             (Question::Prev(upto), Answer::Trimmed { point, .. }) => {
                 i06::told_trimmed(history, color, point)?;
-                i05::none_shown(history, color, SeqNum::MIN, after(upto), event)
+                i05::none_shown(history, at, SeqNum::MIN, after(upto), event)
             }
             (Question::Tail, Answer::Tail { tail, .. }) => self.tail(tail, history),
             (Question::Trim(upto), Answer::TrimDone { point, .. }) if upto <= point => {
@@ -318,7 +334,8 @@ impl Subscription {
                     shown(history, self.color, *number, record)?;
                     self.credit -= delivered_cost(record) as i64;
                 }
-                i06::told_all(history, self.color, self.next, upto, &numbers)?;
+                i06::told_all(history, (self.shard, self.color), self.next, upto, &numbers)?;
+                i06::told_stable(history, self.color, upto);
                 self.next = upto;
                 // What surrounds a record counts, but nothing is held back for it.
                 let last = records.last().map_or(0, |(_, record)| delivered_cost(record) as i64);
@@ -341,11 +358,12 @@ fn after(number: SeqNum) -> SeqNum {
 }
 
 /// A number that is there, or near one.
-fn draw_number(color: Color, world: &mut Outside<'_>) -> SeqNum {
+fn draw_number(color: Color, member: usize, world: &mut Outside<'_>) -> SeqNum {
+    let shard = world.history.home(member);
     let truth = world.history.color(color);
     let count = truth.records.len() as u64;
     let end = truth.end.unwrap_or_default();
-    let (low, high) = (truth.trim.unwrap_or_default(), truth.floor);
+    let (low, high) = (truth.trim(shard).unwrap_or_default(), truth.floor);
     match world.chooser.below(10) {
         0 => SeqNum::MIN,
         1 => high,

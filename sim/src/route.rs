@@ -1,21 +1,20 @@
-//! How messages get from one core to another, and outputs to where they belong: the part that the node's engine has.
+//! How messages get from one core to another, and what replicas want to where it belongs: the part that the node's engine has.
+//! What leaves want is carried out next door, in `leading`, and what sequencers say to each other in `positions`.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use flexlog_protocol::api::{Answer, AppendRefusal, Request};
 use flexlog_protocol::media::LogStore;
-use flexlog_protocol::peer::{FromParent, Of, PeerMessage, Staged, ToLeaf, ToMember, ToParent};
-use flexlog_protocol::{Body, Entry, Epoch, Lsn, ReplicaId, SeqNum};
+use flexlog_protocol::peer::{FromParent, Of, PeerMessage, Staged, ToLeaf, ToMember};
+use flexlog_protocol::{Body, ReplicaId, SeqNum};
 use flexlog_replica::{Damage, Input, Output};
-use flexlog_sequencer::{StopReason, ViewOutcome, tree};
 
 use crate::bug::Bug;
 use crate::invariants::{
-    Violation, i01_one_number_one_record as i01, i02_on_every_member as i02, i03_settled_before_shown as i03,
-    i09_old_incarnations as i09, i12_bounds, outside,
+    Violation, i02_on_every_member as i02, i03_settled_before_shown as i03, i09_old_incarnations as i09, i12_bounds,
+    outside,
 };
-use crate::machine::{SHARD, member_of, replica_id};
+use crate::machine::{member_of, replica_id};
 use crate::net::{Fetch, Packet, Stream};
 use crate::world::{Owner, World};
 
@@ -31,23 +30,24 @@ impl World {
         match (stream, packet) {
             (Stream::ToMember { member, .. }, Packet::ToMember(of)) => self.deliver_to_member(member, of),
             (Stream::ToLeaf { member, leaf }, Packet::ToLeaf(of)) => self.deliver_to_leaf(member, leaf, of),
-            (Stream::ToCounter { leaf }, Packet::ToCounter(message)) => {
-                self.deliver_to_counter(leaf, message);
-                Ok(())
+            (Stream::ToCounter { leaf, shard }, Packet::ToCounter(message)) => {
+                self.deliver_to_counter(leaf, shard, message)
             }
-            (Stream::FromCounter { leaf }, Packet::FromCounter(mut message)) => {
+            (Stream::Up { to, .. }, Packet::Up(message)) => self.deliver_up(to, message),
+            (Stream::Down { to, .. }, Packet::Down(message)) => self.deliver_down(to, message),
+            (Stream::FromCounter { leaf, shard }, Packet::FromCounter(mut message)) => {
                 if let FromParent::Grant { ends: Some(end), .. } = &mut message
                     && self.is_bug(Bug::WrongEpochEnd)
                 {
                     *end = SeqNum::new(end.epoch(), end.counter().saturating_sub(1));
                 }
                 match self.sequencer(leaf) {
-                    Some(at) => self.leaf_input(at, flexlog_sequencer::Input::Parent(message)),
+                    Some(at) => self.leaf_input(at, shard, flexlog_sequencer::Input::Parent(message)),
                     None => Ok(()),
                 }
             }
             (Stream::ToMetadata { .. }, packet @ Packet::ChangeView { .. }) => self.change_view(stream, packet),
-            (Stream::FromMetadata { leaf }, Packet::View(outcome)) => self.view_decided(leaf, outcome),
+            (Stream::FromMetadata { leaf, shard }, Packet::View(outcome)) => self.view_decided(leaf, shard, outcome),
             (Stream::Peer { from, to }, Packet::Peer(message)) => {
                 self.member_input(to, Input::Peer { from: replica_id(from), message })
             }
@@ -136,8 +136,10 @@ impl World {
 
     /// A planted fault: every member reports what it has numbered last once more.
     fn report_again(&mut self) {
-        let Some(leaf) = self.sequencers.last().map(|sequencer| sequencer.incarnation) else { return };
-        for at in 0..self.machines.len() {
+        let Some(leaf) = self.leader(self.shape.shards[0].place).map(|at| self.sequencers[at].incarnation) else {
+            return;
+        };
+        for at in self.shape.shards[0].replicas.clone() {
             let Some((token, written)) = self.history.ledgers[at].staged.iter().next_back() else { continue };
             let append = &written.append;
             let (token, color, records, digest) = (*token, append.color(), append.count(), append.digest());
@@ -284,18 +286,16 @@ impl World {
             }
         }
         if let Answer::AppendRefused { token, why: AppendRefusal::SessionExpired, .. } = answer
-            && self.history.view.contains(&at)
+            && self.history.of(at).view.contains(&at)
         {
-            let closed = self.history.sessions.get(&token.session).is_none_or(|session| session.closed);
+            let closed = self.history.of(at).sessions.get(&token.session).is_none_or(|session| session.closed);
             return outside::denies(at, *token, closed);
         }
         Ok(())
     }
 
     fn push_peer(&mut self, from: usize, to: ReplicaId, message: PeerMessage) {
-        if let Some(to) = (0..self.machines.len()).find(|at| replica_id(*at) == to) {
-            self.push(Stream::Peer { from, to }, Packet::Peer(message));
-        }
+        self.push(Stream::Peer { from, to: member_of(to) }, Packet::Peer(message));
     }
 
     fn member_says(&mut self, at: usize, of: Of<ToLeaf>) -> Result<(), Violation> {
@@ -333,246 +333,5 @@ impl World {
             _ => Ok(records),
         };
         Some(Input::Fetched { fetch, result })
-    }
-
-    // ---- leaves and counters ----
-
-    pub(crate) fn sequencer(&self, leaf: Epoch) -> Option<usize> {
-        self.sequencers.iter().position(|sequencer| sequencer.incarnation.epoch == leaf)
-    }
-
-    fn deliver_to_leaf(&mut self, at: usize, leaf: Epoch, mut of: Of<ToLeaf>) -> Result<(), Violation> {
-        let from = replica_id(at);
-        // In one process every message goes to the leaf that is there now; it must see that it is not meant.
-        for other in 0..self.sequencers.len() {
-            if self.sequencers[other].incarnation.epoch == leaf {
-                continue;
-            }
-            let sequencer = &mut self.sequencers[other];
-            let mut outputs = Vec::new();
-            let before = sequencer.leaf.status();
-            let input = flexlog_sequencer::Input::Member { from, message: of.clone() };
-            sequencer.leaf.handle(self.now, input, &mut outputs);
-            let mut after = sequencer.leaf.status();
-            after.ignored = before.ignored;
-            i09::unchanged("a leaf", &before, &after, &outputs)?;
-        }
-        let Some(sequencer) = self.sequencer(leaf) else { return Ok(()) };
-        if at == 1 && self.is_bug(Bug::ForgedReport) && matches!(of.message, ToLeaf::Persisted(_)) {
-            let input = flexlog_sequencer::Input::Member { from: replica_id(2), message: of.clone() };
-            self.leaf_input(sequencer, input)?;
-        }
-        for from in self.forged(sequencer, from, &of.message) {
-            let input = flexlog_sequencer::Input::Member { from, message: of.clone() };
-            self.leaf_input(sequencer, input)?;
-        }
-        if self.is_bug(Bug::ReportsCutShort)
-            && let ToLeaf::Sealed(report) = &mut of.message
-            && report.entries.pop().is_some()
-        {
-            let before = Lsn(report.last.1.0 - 1);
-            let ledger = &self.history.ledgers[at];
-            let epoch = before.0.checked_sub(1).and_then(|at| ledger.log.get(at as usize)).map(|entry| entry.epoch);
-            report.last = (epoch.unwrap_or_default(), before);
-        }
-        self.leaf_input(sequencer, flexlog_sequencer::Input::Member { from, message: of })
-    }
-
-    /// Planted faults: as whose messages a leaf hears what a member says, besides.
-    fn forged(&self, at: usize, from: ReplicaId, message: &ToLeaf) -> Vec<ReplicaId> {
-        let status = self.sequencers[at].leaf.status();
-        let members = match message {
-            ToLeaf::Persisted(_) if self.is_bug(Bug::AskedAfterOne) => self.sequencers[at].in_force(),
-            ToLeaf::Acked(_) if self.is_bug(Bug::CommittedByOne) => self.sequencers[at].in_force(),
-            ToLeaf::Acked(_) if self.is_bug(Bug::NumbersBeforeNewView) && status.phase == "recovering" => {
-                self.sequencers[at].in_force()
-            }
-            ToLeaf::Acked(_) if self.is_bug(Bug::JoinsEarly) => {
-                return status.learner.into_iter().filter(|learner| *learner != from).collect();
-            }
-            _ => Vec::new(),
-        };
-        members.into_iter().map(replica_id).filter(|member| *member != from).collect()
-    }
-
-    fn deliver_to_counter(&mut self, leaf: Epoch, message: ToParent) {
-        let Some(at) = self.sequencer(leaf) else { return };
-        let mut outputs = Vec::new();
-        if let Some(counter) = &mut self.sequencers[at].counter {
-            counter.handle(tree::Input::Shard { from: SHARD, message }, &mut outputs);
-            counter.flush(&mut outputs);
-        }
-        self.route_counter(at, outputs);
-    }
-
-    pub(crate) fn route_counter(&mut self, at: usize, outputs: Vec<tree::Output>) {
-        let leaf = self.sequencers[at].incarnation.epoch;
-        for output in outputs {
-            match output {
-                tree::Output::Shard { message, .. } => {
-                    self.push(Stream::FromCounter { leaf }, Packet::FromCounter(message));
-                }
-                // An old leaf's epoch is nobody's concern.
-                tree::Output::EpochFull => self.needs_claim |= at + 1 == self.sequencers.len(),
-                // There is one position, and it is the root.
-                tree::Output::Serving | tree::Output::Child { .. } | tree::Output::Parent(_) => {}
-            }
-        }
-    }
-
-    pub(crate) fn leaf_input(&mut self, at: usize, input: flexlog_sequencer::Input) -> Result<(), Violation> {
-        let mut outputs = Vec::new();
-        self.sequencers[at].leaf.handle(self.now, input, &mut outputs);
-        self.route_leaf(at, outputs)
-    }
-
-    pub(crate) fn flush(&mut self, at: usize) -> Result<(), Violation> {
-        let mut outputs = Vec::new();
-        self.sequencers[at].leaf.flush(&mut outputs);
-        self.check_bounds()?;
-        self.route_leaf(at, outputs)
-    }
-
-    pub(crate) fn route_leaf(&mut self, at: usize, outputs: Vec<flexlog_sequencer::Output>) -> Result<(), Violation> {
-        use flexlog_sequencer::Output;
-        self.chooser.note(outputs.len() as u64);
-        let incarnation = self.sequencers[at].incarnation;
-        let leaf = incarnation.epoch;
-        for output in outputs {
-            match output {
-                Output::Member { to, message } => {
-                    if let ToMember::Entries { entries, commit } = &message.message {
-                        self.leaf_writes(at, entries)?;
-                        i02::commits(&self.history, *commit)?;
-                    }
-                    let Some(member) = (0..self.machines.len()).find(|at| replica_id(*at) == to) else { continue };
-                    let lost = self.is_bug(Bug::LosesStream)
-                        && member + 1 == self.machines.len()
-                        && matches!(message.message, ToMember::Entries { .. })
-                        && self.chooser.one_in(20);
-                    if !lost {
-                        self.push(Stream::ToMember { leaf, member }, Packet::ToMember(message));
-                    }
-                }
-                Output::Parent(message) => {
-                    if let ToParent::Order { color, count, .. } = &message
-                        && !self.is_deposed(at)
-                    {
-                        let sequencer = &mut self.sequencers[at];
-                        let members = sequencer.in_force();
-                        let since = sequencer.since(&members);
-                        let outstanding = sequencer.outstanding.entry(*color).or_default();
-                        *outstanding += u64::from(*count);
-                        let numbers = (*count, *outstanding);
-                        i02::asks(&self.history, (&members, &since), *color, numbers, &sequencer.numbered)?;
-                    }
-                    self.push(Stream::ToCounter { leaf }, Packet::ToCounter(message));
-                }
-                Output::Serving => {
-                    // A limit this low must have room for all that is staged already, as the real one does: else no epoch
-                    // is ever long enough.
-                    let staged: BTreeMap<_, _> =
-                        self.history.ledgers.iter().flat_map(|ledger| &ledger.staged).collect();
-                    let waiting = staged.iter().filter(|(token, _)| !self.history.tokens.contains_key(token));
-                    let records: u32 = waiting.map(|(_, written)| written.append.count()).sum();
-                    let limit = self.kind.numbers_per_epoch.max(records + 20);
-                    let counter = self.sequencers[at].counter.take();
-                    self.sequencers[at].counter = counter.map(|counter| counter.with_limit(limit));
-                }
-                Output::ChangeView { from, to } => {
-                    self.sequencers[at].doubt = Some(to.clone());
-                    let wanted = Packet::ChangeView { by: incarnation, from, to };
-                    self.push(Stream::ToMetadata { leaf }, wanted);
-                }
-                Output::Stopped(StopReason::Deposed) => self.sequencers[at].over = true,
-                // One that is replaced may find anything.
-                Output::Stopped(_) if self.metadata.holder != Some(incarnation) => self.sequencers[at].over = true,
-                Output::Stopped(reason) => self.stopped(&format!("the leaf of epoch {leaf}"), &reason.to_string())?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Metadata is asked to change the view. Whoever asks does so again until it has an answer.
-    fn change_view(&mut self, stream: Stream, packet: Packet) -> Result<(), Violation> {
-        let (Stream::ToMetadata { leaf }, Packet::ChangeView { by, from, to }) = (stream, packet.clone()) else {
-            return Ok(());
-        };
-        let asks = self.sequencer(leaf).is_some();
-        if asks && self.chooser.one_in(8) {
-            self.push(stream, packet);
-            return Ok(());
-        }
-        let before = self.metadata.view.number;
-        let always = self.is_bug(Bug::ViewWithoutCondition);
-        let outcome = self.metadata.change_view(by, &from, &to, always);
-        if self.metadata.view.number != before {
-            self.counts.views += 1;
-            self.counts.added += u64::from(to.members.len() > from.members.len());
-            self.history.set_view(to.members.iter().map(|id| member_of(*id)).collect())?;
-        }
-        if asks && self.chooser.one_in(4) {
-            self.push(stream, packet);
-        } else if asks {
-            self.push(Stream::FromMetadata { leaf }, Packet::View(outcome));
-        }
-        Ok(())
-    }
-
-    fn view_decided(&mut self, leaf: Epoch, outcome: ViewOutcome) -> Result<(), Violation> {
-        let Some(at) = self.sequencer(leaf) else { return Ok(()) };
-        let sequencer = &mut self.sequencers[at];
-        if let Some(to) = sequencer.doubt.take()
-            && outcome == ViewOutcome::Applied
-        {
-            let before = &sequencer.leaf.view().members;
-            let joined = to.members.iter().filter(|id| !before.contains(id)).map(|id| member_of(*id));
-            sequencer.joined.extend(joined);
-        }
-        self.leaf_input(at, flexlog_sequencer::Input::View(outcome))?;
-        // A member that was dropped may be within reach all along.
-        self.tell_reached(at)
-    }
-
-    /// Whether some member refuses what this leaf says: then it gets nothing committed, whatever it does.
-    fn is_deposed(&self, at: usize) -> bool {
-        let epoch = self.sequencers[at].incarnation.epoch;
-        self.history.ledgers.iter().any(|ledger| ledger.fence.is_some_and(|fence| fence.epoch > epoch))
-    }
-
-    /// A leaf sends entries: looks at those that it wrote itself and sends for the first time.
-    fn leaf_writes(&mut self, at: usize, entries: &[Arc<Entry>]) -> Result<(), Violation> {
-        let deposed = self.is_deposed(at);
-        let members = self.sequencers[at].in_force();
-        // Who came later gets the records of what was asked for before by itself.
-        let since = self.sequencers[at].since(&members);
-        for entry in entries {
-            let sequencer = &mut self.sequencers[at];
-            if entry.epoch != sequencer.incarnation.epoch || entry.lsn <= sequencer.seen {
-                continue;
-            }
-            sequencer.seen = entry.lsn;
-            match &entry.body {
-                Body::Assign(runs) => {
-                    for run in runs {
-                        for (token, first) in run.each() {
-                            if !deposed {
-                                i01::has_no_number(&self.history, &members, token, first)?;
-                            }
-                            i02::numbers(&self.history, &since, token)?;
-                            sequencer.numbered.insert(token);
-                        }
-                        let outstanding = sequencer.outstanding.entry(run.color).or_default();
-                        *outstanding = outstanding.saturating_sub(u64::from(run.count()));
-                    }
-                }
-                Body::Hole { color, count, .. } => {
-                    let outstanding = sequencer.outstanding.entry(*color).or_default();
-                    *outstanding = outstanding.saturating_sub(u64::from(*count));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
     }
 }

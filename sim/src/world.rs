@@ -9,10 +9,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use flexlog_protocol::media::LogStore;
-use flexlog_protocol::peer::Child;
-use flexlog_protocol::{Color, Epoch, Incarnation, Lsn, Position, SeqNum, Time, Token, View, ViewNumber};
+use flexlog_protocol::{Color, Epoch, SeqNum, Time, View, ViewNumber};
 use flexlog_replica::ConnId;
-use flexlog_sequencer::{Leaf, Sequencer as Counter};
 use flexlog_storage_pm::Options;
 use flexlog_storage_pm::ssd::SimFolder;
 use flexlog_tree_config::StoreState;
@@ -22,11 +20,13 @@ use crate::client::{Client, Outside, Wish};
 use crate::faults::{Fault, Kind};
 use crate::history::History;
 use crate::invariants::{Violation, i10_recovery, i12_bounds, liveness};
-use crate::machine::{Machine, Member, OpenFailure, Opened, member_of, replica_id};
+use crate::machine::{Machine, Member, OpenFailure, Opened, replica_id};
 use crate::metadata::Metadata;
 use crate::net::{Net, Stream};
+use crate::positions::{Seat, Sequencer};
 use crate::readers::Reader;
 use crate::schedule::Chooser;
+use crate::shape::{Shape, Shard, shard_id};
 use crate::{Config, Counts, Report};
 
 /// Bytes of an area before its segments, at most.
@@ -46,9 +46,12 @@ pub(crate) enum Action {
     Checkpoint(usize),
     Work(usize),
     Open(usize),
-    Claim,
-    Lead,
-    Retire,
+    Claim(usize),
+    Lead(usize),
+    /// A process that was replaced hears of it.
+    Retire(usize),
+    /// A process is told that the one next to it is another one, or lost what was said.
+    Relink(Epoch, usize),
     /// The sender of a stream is told that it was lost.
     Notice(Stream),
     /// A leaf is told that a replica is within reach.
@@ -63,40 +66,6 @@ pub(crate) enum Action {
     Fault(Fault),
 }
 
-/// A process that leads the shard and owns its colors, or believes so.
-pub(crate) struct Sequencer {
-    pub(crate) incarnation: Incarnation,
-    pub(crate) leaf: Leaf,
-    pub(crate) counter: Option<Counter>,
-    /// Numbers asked for and not given out, by color.
-    pub(crate) outstanding: BTreeMap<Color, u64>,
-    /// The tokens that it gave numbers to, and how far its entries were looked at.
-    pub(crate) numbered: BTreeSet<Token>,
-    pub(crate) seen: Lsn,
-    /// The change of view that it asked for, until it knows what became of it.
-    pub(crate) doubt: Option<View>,
-    /// The replicas that were taken in since it leads.
-    pub(crate) joined: BTreeSet<usize>,
-    /// It knows that another one holds the position.
-    pub(crate) over: bool,
-}
-
-impl Sequencer {
-    /// The replicas in the views in force.
-    pub(crate) fn in_force(&self) -> Vec<usize> {
-        let mut members: Vec<usize> = self.leaf.view().members.iter().map(|id| member_of(*id)).collect();
-        members.extend(self.doubt.iter().flat_map(|view| &view.members).map(|id| member_of(*id)));
-        members.sort_unstable();
-        members.dedup();
-        members
-    }
-
-    /// Those of `members` that were there before it led.
-    pub(crate) fn since(&self, members: &[usize]) -> Vec<usize> {
-        members.iter().copied().filter(|member| !self.joined.contains(member)).collect()
-    }
-}
-
 /// Who is at the other end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Owner {
@@ -108,6 +77,7 @@ pub(crate) enum Owner {
 pub(crate) struct World {
     pub(crate) config: Config,
     pub(crate) kind: Kind,
+    pub(crate) shape: Shape,
     pub(crate) chooser: Chooser,
     pub(crate) now: Time,
     pub(crate) history: History,
@@ -120,9 +90,10 @@ pub(crate) struct World {
     pub(crate) readers: Vec<Reader>,
     pub(crate) conns: BTreeMap<ConnId, Owner>,
     next_conn: u64,
-    pub(crate) needs_claim: bool,
-    /// Claimed, and not led yet.
-    pub(crate) claimed: Option<Incarnation>,
+    /// By place.
+    pub(crate) seats: Vec<Seat>,
+    /// Processes that are to be told of another one at a place next to theirs.
+    pub(crate) relink: BTreeSet<(Epoch, usize)>,
     /// Whom leaves are to be told to be within reach.
     pub(crate) reach: BTreeSet<(Epoch, usize)>,
     /// Replicas that are to be told of another leaf's process.
@@ -142,6 +113,11 @@ impl World {
     pub(crate) fn new(seed: u64, config: Config) -> Self {
         let mut chooser = Chooser::new(seed);
         let kind = Kind::draw(&mut chooser, config);
+        let shape = if config.tree && !chooser.one_in(5) {
+            Shape::draw(&mut chooser, &kind)
+        } else {
+            Shape::one(config.members, &kind)
+        };
         let segment_bytes = chooser.pick(&[8192, 16_384]);
         // Small enough to be full at times; more of it where more is to come.
         let segments = chooser.pick(&[6, 8, 12, 64]) * (config.events / 3000).max(1);
@@ -161,10 +137,20 @@ impl World {
             }
             folder
         };
-        let machine = |member| Machine::new(member, kind.fences, options, tiered.then(ssd));
-        let replicas = config.members + kind.outside;
+        let machine =
+            |member| Machine::new(member, shard_id(shape.shard_at(member)), kind.fences, options, tiered.then(ssd));
+        let replicas = shape.replicas();
         let machines = (0..replicas).map(machine).collect();
-        let view = View { number: ViewNumber(1), members: (0..config.members).map(replica_id).collect() };
+        let first = |shard: &Shard| {
+            let members = shard.replicas.clone().take(shard.members).map(replica_id).collect();
+            View { number: ViewNumber(1), members }
+        };
+        let metadata = Metadata {
+            epoch: 0,
+            holders: vec![None; shape.places.len()],
+            views: shape.shards.iter().map(first).collect(),
+            stores: vec![StoreState::Fresh; replicas],
+        };
         let clients = (0..chooser.between(1, 5))
             .map(|_| Client::new(chooser.between(1, 8) as usize, kind.fixed && chooser.one_in(3)))
             .collect();
@@ -174,17 +160,18 @@ impl World {
             kind,
             chooser,
             now: Time(0),
-            history: History::new(replicas, config.members),
+            history: History::new(&shape),
             net: Net::default(),
             machines,
-            metadata: Metadata { epoch: 0, holder: None, view, stores: vec![StoreState::Fresh; replicas] },
+            metadata,
             sequencers: Vec::new(),
             clients,
             readers,
             conns: BTreeMap::new(),
             next_conn: 0,
-            needs_claim: true,
-            claimed: None,
+            seats: vec![Seat { needs_claim: true, claimed: None }; shape.places.len()],
+            relink: BTreeSet::new(),
+            shape,
             reach: BTreeSet::new(),
             replaced: BTreeSet::new(),
             power_fails: false,
@@ -209,7 +196,7 @@ impl World {
             trace: self.chooser.trace(),
             events: self.history.event,
             acknowledged: self.history.acknowledged,
-            committed: self.history.committed.len() as u64,
+            committed: self.history.committed(),
             counts: self.counts,
             violation,
             last_events: self.lines.iter().cloned().collect(),
@@ -243,14 +230,17 @@ impl World {
         let mut options = std::mem::take(&mut self.options);
         options.clear();
         self.inner_options(&mut options);
-        for (at, leaf) in self.sequencers.iter().enumerate() {
+        for (at, process) in self.sequencers.iter().enumerate() {
+            if self.is_replaced(at) {
+                options.push((Action::Retire(at), 1));
+            }
+            if process.still_until > self.history.event {
+                continue;
+            }
             options.push((Action::Flush(at), 6));
-            if leaf.leaf.next_deadline().is_some_and(|at| at <= self.now) {
+            if self.is_due(at) {
                 options.push((Action::TickLeaf(at), 4));
             }
-        }
-        if self.sequencers.len() > 1 {
-            options.push((Action::Retire, 1));
         }
         options.push((Action::PassTime, 3));
         options.extend((0..self.clients.len()).filter(|at| self.clients[*at].alive).map(|at| (Action::Client(at), 3)));
@@ -270,7 +260,11 @@ impl World {
         let takes = |stream: &Stream| self.takes(*stream);
         options.extend(self.net.ready(event).filter(takes).map(|stream| (Action::Deliver(stream), 6)));
         self.link_options(options);
-        let serving = self.sequencers.last().is_some_and(|sequencer| sequencer.leaf.status().phase == "serving");
+        let serving = |shard: usize| {
+            let leader = self.leader(self.shape.shards[shard].place);
+            let led = leader.and_then(|at| self.sequencers[at].led(shard));
+            led.is_some_and(|led| led.leaf.status().phase == "serving")
+        };
         let away = self.net.away_until > event;
         for (at, machine) in self.machines.iter().enumerate() {
             if machine.still_until > event {
@@ -292,10 +286,10 @@ impl World {
             match member.fence {
                 Some(_) => options.push((Action::FinishFence(at), 4)),
                 None if member.written > member.covered => options.push((Action::StartFence(at), 5)),
-                None if serving
-                    && member.replica.is_led()
+                None if member.replica.is_led()
                     && !member.checkpointing
-                    && member.store.checkpoint_wanted() =>
+                    && member.store.checkpoint_wanted()
+                    && serving(self.history.home(at)) =>
                 {
                     options.push((Action::Checkpoint(at), 4));
                 }
@@ -306,10 +300,14 @@ impl World {
                 options.push((Action::Work(at), 2));
             }
         }
-        match self.claimed {
-            Some(_) if !away => options.push((Action::Lead, 4)),
-            None if !away && (self.needs_claim || self.sequencers.is_empty()) => options.push((Action::Claim, 4)),
-            _ => {}
+        if !away {
+            for (place, seat) in self.seats.iter().enumerate() {
+                match seat.claimed {
+                    Some(_) => options.push((Action::Lead(place), 4)),
+                    None if seat.needs_claim || self.leader(place).is_none() => options.push((Action::Claim(place), 4)),
+                    None => {}
+                }
+            }
         }
     }
 
@@ -321,21 +319,22 @@ impl World {
         match action {
             Action::Deliver(stream) => self.deliver(stream)?,
             Action::Flush(at) => self.flush(at)?,
-            Action::TickLeaf(at) => self.leaf_input(at, flexlog_sequencer::Input::Tick)?,
+            Action::TickLeaf(at) => self.tick_leaves(at)?,
             Action::TickMember(at) => self.member_input(at, flexlog_replica::Input::Tick)?,
             Action::StartFence(at) => self.start_fence(at)?,
             Action::FinishFence(at) => self.finish_fence(at)?,
             Action::Checkpoint(at) => self.want_checkpoint(at),
             Action::Work(at) => self.work(at)?,
             Action::Open(at) => self.open_step(at)?,
-            Action::Claim => self.claim(),
-            Action::Lead => self.lead()?,
-            Action::Retire => self.retire(0),
+            Action::Claim(place) => self.claim(place),
+            Action::Lead(place) => self.lead(place)?,
+            Action::Retire(at) => self.retire(at),
+            Action::Relink(epoch, place) => self.relinked(epoch, place)?,
             Action::Notice(stream) => self.notice(stream)?,
             Action::Reach(leaf, member) => self.reached(leaf, member)?,
             Action::LeafReplaced(at) => {
                 self.replaced.remove(&at);
-                self.member_input(at, flexlog_replica::Input::LeafReplaced(Position(0)))?;
+                self.leaf_replaced(at)?;
             }
             Action::Restart(at) => self.end_one(at, true)?,
             Action::PassTime => {
@@ -355,21 +354,12 @@ impl World {
         Ok(())
     }
 
-    /// The process of a leaf is gone.
-    pub(crate) fn retire(&mut self, at: usize) {
-        let leaf = self.sequencers.remove(at).incarnation.epoch;
-        self.reach.retain(|(of, _)| *of != leaf);
-        self.net.drop_streams(
-            |stream| matches!(stream, Stream::ToCounter { leaf: of } | Stream::FromCounter { leaf: of } if of == leaf),
-        );
-    }
-
     pub(crate) fn outside(&mut self) -> Outside<'_> {
         Outside {
             chooser: &mut self.chooser,
             history: &mut self.history,
             net: &mut self.net,
-            colors: self.kind.colors,
+            shape: &self.shape,
             payload: self.kind.payload,
         }
     }
@@ -470,48 +460,6 @@ impl World {
         }
     }
 
-    /// A process claims the position: from now on metadata does what that one wants and no other.
-    fn claim(&mut self) {
-        self.needs_claim = false;
-        self.metadata.epoch += 1;
-        let epoch = Epoch(self.metadata.epoch);
-        let incarnation = Incarnation { position: Position(0), epoch, uuid: self.chooser.uuid() };
-        self.metadata.holder = Some(incarnation);
-        self.claimed = Some(incarnation);
-    }
-
-    /// Whoever claimed the position starts with the view that metadata has.
-    fn lead(&mut self) -> Result<(), Violation> {
-        let Some(incarnation) = self.claimed.take() else { return Ok(()) };
-        let (min_view, timeout) = (self.kind.min_view, self.kind.replica_timeout);
-        let view = self.metadata.view.clone();
-        let mut leaf = Leaf::new(incarnation, crate::machine::SHARD, view).with_views(min_view, timeout);
-        let mut out = Vec::new();
-        leaf.start(self.now, &mut out);
-        let mut counter = Counter::new(incarnation, true, &[Child::Shard(crate::machine::SHARD)]);
-        let mut counter_out = Vec::new();
-        counter.start(&mut counter_out);
-        self.sequencers.push(Sequencer {
-            incarnation,
-            leaf,
-            counter: Some(counter),
-            outstanding: BTreeMap::new(),
-            numbered: BTreeSet::new(),
-            seen: Lsn(0),
-            doubt: None,
-            joined: BTreeSet::new(),
-            over: false,
-        });
-        if self.sequencers.len() > 2 {
-            self.retire(0);
-        }
-        let at = self.sequencers.len() - 1;
-        self.replaced.extend((0..self.machines.len()).filter(|at| self.machines[*at].up().is_some()));
-        self.route_counter(at, counter_out);
-        self.route_leaf(at, out)?;
-        self.tell_reached(at)
-    }
-
     // ---- bounds ----
 
     /// Looks at every count that has a bound.
@@ -522,7 +470,8 @@ impl World {
                 i12_bounds::member(at, &member.replica.summary())?;
             }
         }
-        self.sequencers.iter().try_for_each(|sequencer| i12_bounds::leaf(&sequencer.leaf.status()))
+        let leaves = self.sequencers.iter().flat_map(|process| &process.leaves);
+        leaves.map(|led| i12_bounds::leaf(&led.leaf.status())).collect()
     }
 
     pub(crate) fn member(&self, at: usize) -> Option<&Member> {

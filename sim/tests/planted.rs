@@ -27,7 +27,7 @@ fn broken_by(bug: Bug) -> &'static [Invariant] {
         Bug::AskedAfterOne | Bug::CommittedByOne | Bug::NumbersBeforeNewView => &[I::OnEveryMember],
         Bug::LosesCopies | Bug::NotTruncated | Bug::JoinsEarly => &[I::OnEveryMember],
         Bug::ViewWithoutCondition => &[I::OnEveryMember, I::Liveness],
-        Bug::LossNotTold | Bug::DroppedStaysOut => &[I::Liveness],
+        Bug::LossNotTold => &[I::Liveness],
         // What was committed is written over, or the members pass by what the new leaf writes in its place, or see
         // what is missing in their log, and stop.
         Bug::ReportsCutShort => &[I::OnEveryMember, I::OneNumberOneRecord, I::OldIncarnations, I::Liveness],

@@ -1,7 +1,7 @@
 //! How a leaf's view changes: who is dropped, who is taken in, and what follows from that (the design's view change).
 
 use flexlog_protocol::peer::{SealReport, ToMember};
-use flexlog_protocol::{Body, Color, Lsn, ReplicaId, Time, Token, View};
+use flexlog_protocol::{Body, Color, Lsn, ReplicaId, SeqNum, Time, Token, View};
 
 use super::views::{Owing, Step, ViewOutcome};
 use super::{Leaf, Output, Phase};
@@ -54,8 +54,16 @@ impl Leaf {
         if let Some(entries) = self.log.behind(last).filter(|entries| was_cut || !entries.is_empty()) {
             self.to_place(place, ToMember::Entries { entries, commit }, out);
         }
+        self.say_stable_again();
         self.persisted(now, place, &report.staged, out);
         self.confirm_again(place, out);
+    }
+
+    /// How far wide colors are settled is told once, when that moves: one that lost what it was sent, or comes later, is
+    /// told behind the entries that it is sent again. To the others it is nothing new.
+    fn say_stable_again(&mut self) {
+        let wide = self.colors.iter().filter_map(|(color, state)| Some((*color, state.wide.as_ref()?.stable)));
+        self.stable.extend(wide.filter(|(_, stable)| *stable > SeqNum::MIN));
     }
 
     fn confirm_again(&mut self, place: usize, out: &mut Vec<Output>) {
@@ -101,6 +109,7 @@ impl Leaf {
                 let commit = self.log.commit();
                 self.log.has(place, upto);
                 self.to_place(place, ToMember::Entries { entries, commit }, out);
+                self.say_stable_again();
                 if let Some(learner) = &mut self.views.learner {
                     learner.step = Step::Following;
                 }

@@ -527,3 +527,17 @@ fn a_member_that_was_lost_and_dropped_is_sent_entries_when_it_is_back() {
     let body = Body::OpenSession { nonce: Uuid::from_u128(7) };
     assert_eq!(rig.flush()[..3], entries(&[A, B, C], 13, vec![body], 12));
 }
+
+#[test]
+fn a_member_that_reports_again_is_told_how_far_wide_colors_are_settled() {
+    let wide = Color::new(Position(0), true, 1).unwrap();
+    let mut rig = Rig::serving(&[A, B], 1);
+    rig.say(A, ToLeaf::TailAsk { ask: 1, color: wide });
+    rig.input(Input::Parent(FromParent::Stable(vec![(wide, n(5))])));
+    let stable = ToMember::Stable(vec![(wide, n(5))]);
+    assert!(rig.flush().contains(&to(B, stable.clone())));
+    assert!(!rig.flush().contains(&to(B, stable.clone())), "once, as long as nothing is lost");
+    rig.input(Input::Lost(B));
+    rig.say(B, ToLeaf::Sealed(Box::new(report(11))));
+    assert!(rig.flush().contains(&to(B, stable)));
+}

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use flexlog_protocol::peer::Staged;
-use flexlog_protocol::{Body, Color, Lsn, SeqNum, Token};
+use flexlog_protocol::{Body, Color, Lsn, SeqNum, ShardId, Token};
 
 use super::{Invariant, Violation, check};
 use crate::history::History;
@@ -44,12 +44,13 @@ pub(crate) fn acknowledges(history: &History, member: usize, lsn: Lsn) -> Result
 pub(crate) fn asks(
     history: &History,
     (members, since): (&[usize], &[usize]),
-    color: Color,
+    (shard, color): (ShardId, Color),
     (count, outstanding): (u32, u64),
     numbered: &BTreeSet<Token>,
 ) -> Result<(), Violation> {
     let records = |at: &[usize]| {
-        let open = history.open.iter().filter(|(token, (of, _))| *of == color && !numbered.contains(token));
+        let open = history.open.iter();
+        let open = open.filter(|(token, (of, _))| *of == color && token.shard == shard && !numbered.contains(token));
         let complete =
             open.filter(|(token, _)| at.iter().all(|member| history.ledgers[*member].is_staged_durably(**token)));
         complete.map(|(_, (_, records))| u64::from(*records)).sum::<u64>()
@@ -72,23 +73,24 @@ pub(crate) fn numbers(history: &History, members: &[usize], token: Token) -> Res
 }
 
 /// A leaf says that its log is committed up to `lsn`.
-pub(crate) fn commits(history: &History, lsn: Lsn) -> Result<(), Violation> {
-    let committed = history.committed.len() as u64;
+pub(crate) fn commits(history: &History, shard: usize, lsn: Lsn) -> Result<(), Violation> {
+    let committed = history.shards[shard].committed.len() as u64;
     check(lsn.0 <= committed, I2, || format!("the leaf commits {lsn}, every medium has the log up to {committed} only"))
 }
 
 /// The entry at index `at` is durable on every member of the view.
-pub(crate) fn entry_is_the_same(history: &History, at: usize) -> Result<(), Violation> {
-    let first = &history.ledgers[history.view[0]].log[at];
-    let other = history.members().find(|(_, ledger)| ledger.log[at] != *first);
+pub(crate) fn entry_is_the_same(history: &History, shard: usize, at: usize) -> Result<(), Violation> {
+    let view = &history.shards[shard].view;
+    let first = &history.ledgers[view[0]].log[at];
+    let other = history.members(shard).find(|(_, ledger)| ledger.log[at] != *first);
     check(other.is_none(), I2, || {
-        format!("entry {} is {first:?} on member {}, and another on member {:?}", at + 1, history.view[0], other)
+        format!("entry {} is {first:?} on member {}, and another on member {:?}", at + 1, view[0], other)
     })
 }
 
 /// A replica writes a state as of `upto`: that is committed, and where its own log ends before, that is a part of it.
 pub(crate) fn copies(history: &History, member: usize, upto: Lsn) -> Result<(), Violation> {
-    let (log, committed) = (&history.ledgers[member].log, &history.committed);
+    let (log, committed) = (&history.ledgers[member].log, &history.of(member).committed);
     check(upto.0 <= committed.len() as u64, I2, || {
         format!("replica {member} writes a state as of {upto}, only {} is committed", committed.len())
     })?;
@@ -100,7 +102,7 @@ pub(crate) fn copies(history: &History, member: usize, upto: Lsn) -> Result<(), 
 
 /// A replica takes back its log above `upto`: none that is in the view does so.
 pub(crate) fn takes_back(history: &History, member: usize, upto: Lsn) -> Result<(), Violation> {
-    check(!history.view.contains(&member), I2, || {
+    check(!history.of(member).view.contains(&member), I2, || {
         format!("replica {member} is in the view and takes back its log above {upto}")
     })
 }
@@ -109,21 +111,22 @@ pub(crate) fn takes_back(history: &History, member: usize, upto: Lsn) -> Result<
 /// this numbers, unless it was trimmed.
 pub(crate) fn has_all(history: &History, member: usize, upto: Lsn) -> Result<(), Violation> {
     let ledger = &history.ledgers[member];
-    let whole = history.committed.iter().zip(&ledger.log).take(upto.0 as usize).all(|(a, b)| a == b);
+    let (shard, committed) = (history.home(member), &history.of(member).committed);
+    let whole = committed.iter().zip(&ledger.log).take(upto.0 as usize).all(|(a, b)| a == b);
     check(ledger.durable >= upto.0 && whole, I2, || {
         format!(
             "replica {member} is to have the log up to {upto}; its medium has {} entries, alike: {whole}",
             ledger.durable
         )
     })?;
-    for entry in history.committed.iter().take(upto.0 as usize) {
+    for entry in committed.iter().take(upto.0 as usize) {
         let Body::Assign(runs) = &entry.body else { continue };
         for run in runs {
             for (_, first) in run.each().filter(|(token, _)| !ledger.is_staged_durably(*token)) {
                 for index in 0..run.records {
                     let number = SeqNum::new(first.epoch(), first.counter() + index);
                     let here = ledger.copied.get(&(run.color, number)).copied().unwrap_or_default();
-                    let trimmed = history.colors.get(&run.color).is_some_and(|truth| truth.is_trimmed(number));
+                    let trimmed = history.colors.get(&run.color).is_some_and(|truth| truth.is_trimmed(shard, number));
                     check(here || trimmed, I2, || {
                         format!("replica {member} has the log up to {upto} and not the record {}/{number}", run.color)
                     })?;
@@ -136,5 +139,5 @@ pub(crate) fn has_all(history: &History, member: usize, upto: Lsn) -> Result<(),
 
 /// A replica joins the view.
 pub(crate) fn joins(history: &History, member: usize) -> Result<(), Violation> {
-    has_all(history, member, Lsn(history.committed.len() as u64))
+    has_all(history, member, Lsn(history.of(member).committed.len() as u64))
 }

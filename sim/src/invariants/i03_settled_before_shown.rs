@@ -29,8 +29,8 @@ pub(crate) fn member_tells(history: &History, member: usize, token: Token, first
 }
 
 /// A client is told its session.
-pub(crate) fn session_told(history: &History, nonce: Uuid, session: SessionId) -> Result<(), Violation> {
-    let known = history.nonces.get(&nonce);
+pub(crate) fn session_told(history: &History, shard: usize, nonce: Uuid, session: SessionId) -> Result<(), Violation> {
+    let known = history.shards[shard].nonces.get(&nonce);
     check(known.is_some_and(|known| known.contains(&session)), I3, || {
         format!("session {session} is told, and what is committed is {known:?}")
     })

@@ -16,16 +16,17 @@ pub(crate) fn same_bytes(history: &History, color: Color, number: SeqNum, record
     })
 }
 
-/// Whoever asked at `event` was told that there is no record from `from` up to but not including `upto`.
+/// Whoever asked at `event` was told by a shard that it has no record from `from` up to but not including `upto`.
 pub(crate) fn none_shown(
     history: &History,
-    color: Color,
+    (shard, color): (usize, Color),
     from: SeqNum,
     upto: SeqNum,
     event: u64,
 ) -> Result<(), Violation> {
     let Some(truth) = history.colors.get(&color).filter(|_| from < upto) else { return Ok(()) };
-    let missed = truth.shown.range(from..upto).find(|(number, shown)| **shown < event && !truth.is_trimmed(**number));
+    let is_here = |number: SeqNum| truth.home(number) == Some(shard) && !truth.is_trimmed(shard, number);
+    let missed = truth.shown.range(from..upto).find(|(number, shown)| **shown < event && is_here(**number));
     match missed {
         Some((number, shown)) => check(false, I5, || {
             format!("{color}/{number} was shown at event {shown}; who asked at {event} is told that it is not there")

@@ -4,43 +4,90 @@ use flexlog_protocol::{Color, Epoch, SeqNum};
 
 use super::{Invariant, Violation, check};
 use crate::history::History;
+use crate::shape::shard_of;
 
 const I6: Invariant = Invariant::AlikeBelowStable;
 
-/// `count` numbers from `first` on are settled: they are the next of their color.
-pub(crate) fn goes_on(history: &mut History, color: Color, first: SeqNum, count: u32) -> Result<(), Violation> {
+/// `count` numbers from `first` on are settled on a shard: of a color that is on no other they are the next, of a wide one
+/// they come behind those that are there.
+pub(crate) fn goes_on(
+    history: &mut History,
+    shard: usize,
+    color: Color,
+    first: SeqNum,
+    count: u32,
+) -> Result<(), Violation> {
     let truth = history.color(color);
-    let next = match truth.end {
-        Some(end) if end.epoch() == first.epoch() && !truth.closed => Some(end),
-        Some(end) if end.epoch() >= first.epoch() || !truth.closed => None,
-        _ => Some(SeqNum::first_of(first.epoch())),
+    let part = truth.parts.entry(shard).or_default();
+    let fits = match part.end {
+        Some(end) if color.is_wide() => first >= end && (!part.closed || first.epoch() > end.epoch()),
+        None if color.is_wide() => true,
+        Some(end) if end.epoch() == first.epoch() && !part.closed => first == end,
+        Some(end) if end.epoch() >= first.epoch() || !part.closed => false,
+        _ => first.counter() == 0,
     };
-    check(next == Some(first), I6, || {
-        format!("{color}/{first} settles, and the color's numbers went up to {:?}, ended: {}", truth.end, truth.closed)
-    })?;
-    check(first >= truth.passed, I6, || {
-        format!("{color}/{first} settles, and a reader was told that all below {} are settled", truth.passed)
+    check(fits, I6, || {
+        format!("{color}/{first} settles, and the shard's numbers went up to {:?}, ended: {}", part.end, part.closed)
     })?;
     let end = first.plus(count).unwrap_or(SeqNum::MAX);
+    (part.end, part.closed) = (Some(end), false);
+    let ended = truth.ends.get(&first.epoch()).copied();
+    check(ended.is_none_or(|ended| end <= ended), I6, || {
+        format!("{color}/{first} settles, {count} in all, and their epoch ended at {ended:?}")
+    })?;
+    check(first >= truth.passed, I6, || {
+        format!("{color}/{first} settles, and it was told that all below {} are settled", truth.passed)
+    })?;
     let hole = truth.told_holes.range(first..end).next();
     check(hole.is_none(), I6, || format!("{color}/{hole:?} settles, and a reader was told that it is a hole"))?;
-    truth.end = Some(end);
-    truth.closed = false;
+    truth.end = truth.end.max(Some(end));
     Ok(())
 }
 
-/// The epoch of `end` is over.
-pub(crate) fn epoch_ends(history: &mut History, color: Color, end: SeqNum, next: Epoch) -> Result<(), Violation> {
+/// The epoch of `end` is over, as a shard has it.
+pub(crate) fn epoch_ends(
+    history: &mut History,
+    shard: usize,
+    color: Color,
+    end: SeqNum,
+    next: Epoch,
+) -> Result<(), Violation> {
     let truth = history.color(color);
     let before = truth.ends.get(&end.epoch());
     check(before.is_none_or(|before| *before == end), I6, || {
         format!("an epoch of color {color} ends at {end}, and did end at {before:?}")
     })?;
-    check(truth.end == Some(end) && next > end.epoch(), I6, || {
-        format!("an epoch of color {color} ends at {end} before {next}, and its numbers went up to {:?}", truth.end)
+    let part = truth.parts.entry(shard).or_default();
+    let fits = if color.is_wide() { part.end <= Some(end) } else { part.end == Some(end) };
+    check(fits && next > end.epoch(), I6, || {
+        format!("an epoch of color {color} ends at {end} before {next}, and its numbers went up to {:?}", part.end)
     })?;
+    (part.end, part.closed) = (Some(end), true);
+    let behind = truth.records.range(end..SeqNum::new(end.epoch(), u32::MAX)).next();
+    check(behind.is_none(), I6, || format!("an epoch of color {color} ends at {end}, and has the record {behind:?}"))?;
     truth.ends.insert(end.epoch(), end);
-    truth.closed = true;
+    truth.end = truth.end.max(Some(end));
+    Ok(())
+}
+
+/// Everything below `upto` is told to be settled, on all shards.
+pub(crate) fn told_stable(history: &mut History, color: Color, upto: SeqNum) {
+    let truth = history.color(color);
+    truth.passed = truth.passed.max(upto);
+}
+
+/// A shard says that a number below the color's stable is on another one.
+pub(crate) fn told_elsewhere(
+    history: &mut History,
+    shard: usize,
+    color: Color,
+    number: SeqNum,
+) -> Result<(), Violation> {
+    let home = history.color(color).home(number);
+    check(color.is_wide() && home != Some(shard), I6, || {
+        format!("{color}/{number} is told to be on another shard than {shard}, and is on {home:?}")
+    })?;
+    told_stable(history, color, number.plus(1).unwrap_or(number));
     Ok(())
 }
 
@@ -60,10 +107,11 @@ pub(crate) fn told_trimmed(history: &History, color: Color, point: SeqNum) -> Re
     check(known, I6, || format!("color {color} is told to be trimmed up to {point}, and no committed entry says so"))
 }
 
-/// A reader got `numbers` and was told that they are all there is from `from` up to but not including `upto`.
+/// A reader got `numbers` from a shard and was told that they are all that this has from `from` up to but not including
+/// `upto`.
 pub(crate) fn told_all(
     history: &mut History,
-    color: Color,
+    (shard, color): (usize, Color),
     from: SeqNum,
     upto: SeqNum,
     numbers: &[SeqNum],
@@ -77,12 +125,12 @@ pub(crate) fn told_all(
     let missed = truth
         .records
         .range(from..upto)
+        .filter(|(_, (token, _))| shard_of(token.shard) == shard)
         .map(|(number, _)| *number)
-        .find(|number| !truth.is_trimmed(*number) && numbers.binary_search(number).is_err());
+        .find(|number| !truth.is_trimmed(shard, *number) && numbers.binary_search(number).is_err());
     check(missed.is_none(), I6, || {
         format!("{color}/{missed:?} is passed by for one who reads on from {from} up to {upto}")
     })?;
-    truth.passed = truth.passed.max(upto);
     Ok(())
 }
 

@@ -84,7 +84,7 @@ pub(crate) fn recovered(
     }
     gone.iter().for_each(|token| _ = ledger.staged.remove(token));
     there.into_iter().for_each(|token| history.staged_durably(member, token));
-    history.advance()
+    history.advance(history.home(member))
 }
 
 /// Whether `log` is what was found: a checkpoint of `from` and entries behind it.
@@ -112,7 +112,8 @@ pub(crate) fn reads_back(history: &History, member: usize, store: &impl LogStore
                 for (record, counter) in append.records().iter().zip(first.counter()..) {
                     let number = SeqNum::new(first.epoch(), counter);
                     let read = found.iter().find(|(n, _)| *n == number).map(|(_, record)| record);
-                    let is_there = read == Some(record) || (read.is_none() && is_trimmed(history, run.color, number));
+                    let is_there =
+                        read == Some(record) || (read.is_none() && is_trimmed(history, member, run.color, number));
                     check(is_there, I10, || {
                         format!("member {member} has {}/{number} as {read:?}, and was given {record:?}", run.color)
                     })?;
@@ -123,8 +124,8 @@ pub(crate) fn reads_back(history: &History, member: usize, store: &impl LogStore
     Ok(())
 }
 
-fn is_trimmed(history: &History, color: Color, number: SeqNum) -> bool {
-    history.colors.get(&color).is_some_and(|truth| truth.is_trimmed(number))
+fn is_trimmed(history: &History, member: usize, color: Color, number: SeqNum) -> bool {
+    history.colors.get(&color).is_some_and(|truth| truth.is_trimmed(history.home(member), number))
 }
 
 /// A store cannot be opened, and nobody broke it; or one was opened that is not the member's.
@@ -134,9 +135,10 @@ pub(crate) fn opening(member: usize, why: &str) -> Violation {
 
 /// What is committed is on every member of the view, whatever happened.
 pub(crate) fn committed_is_there(history: &History) -> Result<(), Violation> {
-    for (member, ledger) in history.members() {
-        let same = history.committed.iter().zip(&ledger.log).all(|(a, b)| Arc::ptr_eq(a, b) || a == b);
-        check(same && ledger.log.len() >= history.committed.len(), I10, || {
+    for (member, ledger) in (0..history.shards.len()).flat_map(|shard| history.members(shard)) {
+        let committed = &history.of(member).committed;
+        let same = committed.iter().zip(&ledger.log).all(|(a, b)| Arc::ptr_eq(a, b) || a == b);
+        check(same && ledger.log.len() >= committed.len(), I10, || {
             format!("member {member} lacks a part of the committed log")
         })?;
     }
