@@ -4,13 +4,13 @@ use flexlog_protocol::SeqNum;
 use flexlog_replica::ConnId;
 use flexlog_storage_pm::device::Fences;
 
-use crate::Config;
 use crate::bug::Bug;
 use crate::invariants::Violation;
 use crate::net::Stream;
 use crate::positions::Seat;
 use crate::schedule::Chooser;
 use crate::world::World;
+use crate::{Config, Happened};
 
 /// One thing that can go wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -114,6 +114,12 @@ impl Kind {
 
 impl World {
     pub(crate) fn fault(&mut self, fault: Fault) -> Result<(), Violation> {
+        let number = self.drawn_faults;
+        self.drawn_faults += 1;
+        if self.config.left_out.checked_shr(number).is_some_and(|rest| rest & 1 == 1) {
+            return Ok(());
+        }
+        self.faults.push(Happened { number, event: self.history.event, what: format!("{fault:?}") });
         self.counts.faults += 1;
         match fault {
             Fault::PowerCut => self.power_cut(),

@@ -28,12 +28,14 @@ mod readers;
 mod route;
 mod schedule;
 mod shape;
+mod shrink;
 mod stores;
 mod world;
 
 pub use bug::Bug;
 pub use invariants::{Invariant, Violation};
 pub use schedule::Chooser;
+pub use shrink::shrink;
 
 use world::World;
 
@@ -55,11 +57,13 @@ pub struct Config {
     pub record: bool,
     /// A planted fault.
     pub bug: Option<Bug>,
+    /// Faults that do not happen: the first that is drawn is bit 0.
+    pub left_out: u128,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { members: 3, events: 3000, faults: true, views: true, tree: true, record: false, bug: None }
+        Self { members: 3, events: 3000, faults: true, views: true, tree: true, record: false, bug: None, left_out: 0 }
     }
 }
 
@@ -76,10 +80,23 @@ pub struct Report {
     pub committed: u64,
     /// What else happened.
     pub counts: Counts,
+    /// The faults that happened.
+    pub faults: Vec<Happened>,
     /// What was broken; the run ended there.
     pub violation: Option<Violation>,
     /// The last events in words, where they are recorded.
     pub last_events: Vec<String>,
+}
+
+/// A fault that happened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Happened {
+    /// Which of those that were drawn it was, from 0 on.
+    pub number: u32,
+    /// At which event.
+    pub event: u64,
+    /// In words.
+    pub what: String,
 }
 
 /// What happened in a run, and how often.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use flexlog_sim::{Bug, Config, Counts, Report, run};
+use flexlog_sim::{Bug, Config, Counts, Report, run, shrink};
 
 /// Runs the whole cluster under a seeded scheduler, one seed after another, and checks the invariants.
 #[derive(Parser)]
@@ -36,6 +36,12 @@ struct Arguments {
     /// Plant this fault, by its name as in `Bug`, to see what finds it.
     #[arg(long, value_parser = bug_named)]
     bug: Option<Bug>,
+    /// Leave these faults out: numbers as a shrunk run says them.
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(..128))]
+    without: Vec<u32>,
+    /// Do not look for a smaller run when one fails.
+    #[arg(long)]
+    as_it_is: bool,
     /// Go on after a seed that fails.
     #[arg(long)]
     keep_going: bool,
@@ -64,6 +70,33 @@ fn guarded(seed: u64, config: Config) -> Result<Report, String> {
     })
 }
 
+/// Looks for a smaller run that fails in the same way, and says how to have it again.
+fn smaller(seed: u64, config: Config, arguments: &Arguments, out: &mut impl Write) -> io::Result<Config> {
+    let Some((small, report)) = shrink(seed, config) else { return Ok(config) };
+    let violation = report.violation.as_ref().map(ToString::to_string).unwrap_or_default();
+    writeln!(out, "  smaller: {} events, {} faults: {violation}", report.events, report.faults.len())?;
+    for fault in &report.faults {
+        writeln!(out, "    event {:6} {}", fault.event, fault.what)?;
+    }
+    let mut again = format!("--seeds 1 --from {seed} --events {} --as-it-is", small.events);
+    for (given, word) in [(arguments.calm, " --calm"), (arguments.fixed, " --fixed"), (arguments.one, " --one")] {
+        again.push_str(if given { word } else { "" });
+    }
+    if small.members != Config::default().members {
+        again.push_str(&format!(" --members {}", small.members));
+    }
+    if let Some(bug) = small.bug {
+        again.push_str(&format!(" --bug {bug:?}"));
+    }
+    let left_out: Vec<String> =
+        (0..u128::BITS).filter(|number| small.left_out >> number & 1 == 1).map(|number| number.to_string()).collect();
+    if !left_out.is_empty() {
+        again.push_str(&format!(" --without {}", left_out.join(",")));
+    }
+    writeln!(out, "  again: cargo run --release -p flexlog-sim -- {again}")?;
+    Ok(small)
+}
+
 fn series(arguments: &Arguments, out: &mut impl Write) -> io::Result<u64> {
     let config = Config {
         events: arguments.events,
@@ -72,6 +105,7 @@ fn series(arguments: &Arguments, out: &mut impl Write) -> io::Result<u64> {
         views: !arguments.fixed,
         tree: !arguments.one,
         bug: arguments.bug,
+        left_out: arguments.without.iter().fold(0, |left_out, number| left_out | 1 << number),
         ..Config::default()
     };
     let started = Instant::now();
@@ -86,6 +120,7 @@ fn series(arguments: &Arguments, out: &mut impl Write) -> io::Result<u64> {
                 counts += report.counts;
                 let Some(violation) = report.violation else { continue };
                 writeln!(out, "seed {seed}, event {}: {violation}", report.events)?;
+                let config = if arguments.as_it_is { config } else { smaller(seed, config, arguments, out)? };
                 if arguments.last > 0 {
                     let again = run(seed, Config { record: true, ..config });
                     let skip = again.last_events.len().saturating_sub(arguments.last);

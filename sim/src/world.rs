@@ -27,7 +27,7 @@ use crate::positions::{Seat, Sequencer};
 use crate::readers::Reader;
 use crate::schedule::Chooser;
 use crate::shape::{Shape, Shard, shard_id};
-use crate::{Config, Counts, Report};
+use crate::{Config, Counts, Happened, Report};
 
 /// Bytes of an area before its segments, at most.
 const HEAD: u64 = 64 << 10;
@@ -105,6 +105,9 @@ pub(crate) struct World {
     /// That was so at some time.
     pub(crate) ever_broken: bool,
     pub(crate) counts: Counts,
+    pub(crate) faults: Vec<Happened>,
+    /// Those that happened and those that were left out.
+    pub(crate) drawn_faults: u32,
     pub(crate) lines: VecDeque<String>,
     options: Vec<(Action, u64)>,
 }
@@ -178,6 +181,8 @@ impl World {
             broken_stores: false,
             ever_broken: false,
             counts: Counts::default(),
+            faults: Vec::new(),
+            drawn_faults: 0,
             lines: VecDeque::new(),
             options: Vec::new(),
         }
@@ -198,6 +203,7 @@ impl World {
             acknowledged: self.history.acknowledged,
             committed: self.history.committed(),
             counts: self.counts,
+            faults: self.faults.clone(),
             violation,
             last_events: self.lines.iter().cloned().collect(),
         }

@@ -105,7 +105,7 @@ impl Fleet {
                 child: None,
                 replica,
                 // The last of each shard.
-                on_disk: replica.is_some_and(|replica| replica as usize % REPLICAS == 0),
+                on_disk: replica.is_some_and(|replica| (replica as usize).is_multiple_of(REPLICAS)),
             }
         };
         let places: Vec<Place> = names.iter().zip(&addresses).enumerate().map(place).collect();
@@ -394,12 +394,11 @@ impl Drop for Fleet {
 }
 
 fn words(name: &str, replica: Option<u32>) -> Vec<String> {
-    let words = match (replica, name.split_once("-standby-")) {
+    match (replica, name.split_once("-standby-")) {
         (Some(replica), _) => vec!["replica".to_owned(), replica.to_string()],
         (None, Some((of, number))) => ["sequencer", of, "--standby", number].map(str::to_owned).to_vec(),
         (None, None) => ["sequencer", name].map(str::to_owned).to_vec(),
-    };
-    words
+    }
 }
 
 fn start_etcd(net: Option<&Net>, data: &Path) -> Option<Etcd> {

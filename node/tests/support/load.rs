@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -107,26 +108,37 @@ impl Load {
                     outcome => break outcome,
                 }
             };
-            let mut history = self.colors[name].borrow_mut();
-            match outcome {
-                Ok(numbers) => {
-                    let acknowledged = self.tick();
-                    let append = Operation::Append { first: numbers.start.to_raw(), records: payloads.clone() };
-                    history.seen.push(sent, acknowledged, append);
-                    for (payload, part) in payloads.into_iter().zip(0..) {
-                        let number = numbers.start.plus(part).unwrap();
-                        history.highest = history.highest.max(number);
-                        history.done.push(Done { payload, number, sent, acknowledged });
-                    }
-                }
-                Err(error) => {
-                    assert!(!is_patient, "{}: {error}", payloads[0]);
-                    history.seen.push_open(sent, Operation::Unanswered { records: payloads.clone() });
-                    history.unknown.push((payloads, sent));
+            self.keep(name, payloads, sent, outcome, is_patient);
+            sleep(pace).await;
+        }
+    }
+
+    /// What became of an append.
+    fn keep(
+        &self,
+        name: &str,
+        payloads: Vec<String>,
+        sent: u64,
+        outcome: Result<Range<SeqNum>, AppendError>,
+        is_patient: bool,
+    ) {
+        let mut history = self.colors[name].borrow_mut();
+        match outcome {
+            Ok(numbers) => {
+                let acknowledged = self.tick();
+                let append = Operation::Append { first: numbers.start.to_raw(), records: payloads.clone() };
+                history.seen.push(sent, acknowledged, append);
+                for (payload, part) in payloads.into_iter().zip(0..) {
+                    let number = numbers.start.plus(part).unwrap();
+                    history.highest = history.highest.max(number);
+                    history.done.push(Done { payload, number, sent, acknowledged });
                 }
             }
-            drop(history);
-            sleep(pace).await;
+            Err(error) => {
+                assert!(!is_patient, "{}: {error}", payloads[0]);
+                history.seen.push_open(sent, Operation::Unanswered { records: payloads.clone() });
+                history.unknown.push((payloads, sent));
+            }
         }
     }
 
