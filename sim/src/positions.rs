@@ -207,7 +207,7 @@ impl World {
     /// So many numbers of a color an epoch has. A limit this low must have room for all that is staged already, as the
     /// real one does: else no epoch is ever long enough.
     fn epoch_limit(&self) -> u32 {
-        if self.kind.numbers_per_epoch >= SeqNum::MAX_COUNT {
+        if self.kind.numbers_per_epoch == SeqNum::MAX_COUNT {
             return self.kind.numbers_per_epoch;
         }
         let staged: BTreeMap<_, _> = self.history.ledgers.iter().flat_map(|ledger| &ledger.staged).collect();
@@ -302,7 +302,7 @@ impl World {
     pub(crate) fn change_ends(&self, at: usize, message: &mut FromParent) {
         if let FromParent::Grant { color, ends: Some(end), .. } = message
             && color.is_wide()
-            && at % 2 == 0
+            && at.is_multiple_of(2)
             && self.is_bug(Bug::EpochEndsDiffer)
         {
             *end = SeqNum::new(end.epoch(), end.counter() + 1);

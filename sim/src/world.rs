@@ -476,8 +476,8 @@ impl World {
                 i12_bounds::member(at, &member.replica.summary())?;
             }
         }
-        let leaves = self.sequencers.iter().flat_map(|process| &process.leaves);
-        leaves.map(|led| i12_bounds::leaf(&led.leaf.status())).collect()
+        let mut leaves = self.sequencers.iter().flat_map(|process| &process.leaves);
+        leaves.try_for_each(|led| i12_bounds::leaf(&led.leaf.status()))
     }
 
     pub(crate) fn member(&self, at: usize) -> Option<&Member> {
