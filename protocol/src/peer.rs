@@ -307,6 +307,8 @@ pub enum ToParent {
     Sealed {
         /// As asked.
         by: Incarnation,
+        /// As asked.
+        nth: u32,
         /// The colors with numbers, or followed, that the child does not own itself.
         colors: Vec<ColorEnd>,
     },
@@ -338,6 +340,9 @@ pub enum FromParent {
     Seal {
         /// Who asks: the parent itself, or one above it whose question it hands on.
         by: Incarnation,
+        /// How often this parent has asked this child for itself before: the answer to an earlier time is none, and what
+        /// was said between the two counts no more. 0 where it hands on, and for a shard.
+        nth: u32,
     },
     /// Numbers for a request, all of one epoch.
     Grant {

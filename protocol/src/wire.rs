@@ -33,7 +33,7 @@ pub use node::{decode_node_messages, encode_node_messages};
 pub use request::{decode_requests, encode_requests};
 
 /// The version of the protocol that this crate speaks.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 4;
 /// A frame is closed when it has this many bytes, unless one message alone has more.

@@ -263,7 +263,7 @@ impl Leaf {
             (_, Input::Replicas(replicas)) => self.views.register(now, replicas),
             (_, Input::Lost(replica)) => self.lost_touch(now, replica, out),
             (_, Input::View(outcome)) => self.view_decided(now, outcome, out),
-            (_, Input::Parent(FromParent::Seal { by })) => self.sealed_by(by, out),
+            (_, Input::Parent(FromParent::Seal { by, .. })) => self.sealed_by(by, out),
             (Phase::Serving, Input::Parent(message)) => self.parent_says(message, out),
             (_, Input::Parent(_)) => self.ignored += 1,
             (_, Input::Tick) => self.tick(now, out),
@@ -616,7 +616,7 @@ impl Leaf {
         };
         let mut colors: Vec<_> = self.colors.iter().filter_map(end).collect();
         colors.sort_unstable_by_key(|end| end.color);
-        out.push(Output::Parent(ToParent::Sealed { by, colors }));
+        out.push(Output::Parent(ToParent::Sealed { by, nth: 0, colors }));
         let settled = |(color, state): (&Color, &ColorState)| {
             Some((*color, state.wide.as_ref()?.settled)).filter(|s| s.1 > SeqNum::MIN)
         };

@@ -145,14 +145,17 @@ struct Neighbour {
     incarnation: Option<Incarnation>,
     /// Whether it has reported and was not replaced since.
     reported: bool,
+    /// How often it was asked to report again. A shard never is.
+    seals: u32,
 }
 
 /// The position above.
 #[derive(Debug)]
 struct Parent {
     is_root: bool,
-    /// The incarnation sealed to last.
+    /// The incarnation sealed to last, and how often it had asked before.
     incarnation: Option<Incarnation>,
+    nth: u32,
     /// It need not seal again: nothing that was said since is lost.
     sealed: bool,
     /// Whether that seal was answered: nothing goes up before.
@@ -163,6 +166,7 @@ struct Parent {
 #[derive(Debug)]
 struct Passing {
     by: Incarnation,
+    nth: u32,
     reports: Vec<Option<Vec<ColorEnd>>>,
 }
 
@@ -183,14 +187,14 @@ impl Sequencer {
     pub fn new(me: Incarnation, is_root: bool, children: &[Child]) -> Self {
         let neighbour = |who: &Child| {
             let incarnation = matches!(who, Child::Shard(_)).then_some(me);
-            Neighbour { who: *who, incarnation, reported: false }
+            Neighbour { who: *who, incarnation, reported: false, seals: 0 }
         };
         Self {
             me,
             limit: SeqNum::MAX_COUNT,
             children: children.iter().map(neighbour).collect(),
             places: children.iter().enumerate().map(|(place, who)| (*who, place)).collect(),
-            parent: Parent { is_root, incarnation: None, sealed: false, ready: false },
+            parent: Parent { is_root, incarnation: None, nth: 0, sealed: false, ready: false },
             owner: None,
             ends: FxHashMap::default(),
             held: VecDeque::new(),
@@ -260,7 +264,7 @@ impl Sequencer {
                 }
             }
             Input::Parent(Between { from, to, message }) => match (message, to) {
-                (FromParent::Seal { by }, _) => self.sealed_by(from, by, out),
+                (FromParent::Seal { by, nth }, _) => self.sealed_by(from, by, nth, out),
                 (message, Some(to)) if to == self.me && self.parent.incarnation == Some(from) => {
                     self.parent_says(message, out);
                 }
@@ -320,7 +324,8 @@ impl Sequencer {
     // ---- sealing ----
 
     fn seal(&self, child: usize, by: Incarnation, out: &mut Vec<Output>) {
-        let message = FromParent::Seal { by };
+        let nth = if by == self.me { self.children[child].seals } else { 0 };
+        let message = FromParent::Seal { by, nth };
         out.push(match self.children[child].who {
             Child::Position(to) => Output::Child { to, message: Between { from: self.me, to: None, message } },
             Child::Shard(to) => Output::Shard { to, message },
@@ -340,7 +345,9 @@ impl Sequencer {
 
     /// The child has to report anew; what its predecessor waits for, it does not.
     fn ask_again(&mut self, child: usize, out: &mut Vec<Output>) {
-        self.children[child].reported = false;
+        let neighbour = &mut self.children[child];
+        neighbour.reported = false;
+        neighbour.seals += u32::from(matches!(neighbour.who, Child::Position(_)));
         self.forget(child);
         self.seal(child, self.me, out);
         self.passing.iter().for_each(|passing| self.seal(child, passing.by, out));
@@ -355,11 +362,12 @@ impl Sequencer {
         self.passing.iter_mut().for_each(|passing| passing.reports[child] = None);
     }
 
-    fn sealed_by(&mut self, from: Incarnation, by: Incarnation, out: &mut Vec<Output>) {
+    fn sealed_by(&mut self, from: Incarnation, by: Incarnation, nth: u32, out: &mut Vec<Output>) {
         let current = self.parent.incarnation;
         let counts = if by == from {
-            // Not from one that was replaced, nor the same once more.
-            let again = current == Some(from) && !self.parent.sealed;
+            // Not from one that was replaced, nor the same once more. One that asks again has lost what was said, or what
+            // it had said is lost: of that perhaps nobody here has heard.
+            let again = current == Some(from) && self.parent.nth < nth;
             !self.parent.is_root && (again || current.is_none_or(|current| current.epoch < from.epoch))
         } else {
             // One that does not know yet that this position is another one hands seals down before its own: it will
@@ -371,16 +379,18 @@ impl Sequencer {
             self.ignored += 1;
             return;
         }
-        let passing = Passing { by, reports: vec![None; self.children.len()] };
+        let passing = Passing { by, nth, reports: vec![None; self.children.len()] };
         if by == from {
             if current != Some(from) {
                 // What the parent before handed down is asked again by the new one.
                 self.passing.clear();
             }
             self.parent.incarnation = Some(from);
+            self.parent.nth = nth;
             self.parent.sealed = true;
             self.parent.ready = false;
-            if self.passing.iter().any(|passing| passing.by == by) {
+            if let Some(passing) = self.passing.iter_mut().find(|passing| passing.by == by) {
+                passing.nth = nth;
                 return self.answer_seals(out); // It is on its way down already, or everybody has answered.
             }
             // The parent takes nothing else before this answer.
@@ -396,7 +406,7 @@ impl Sequencer {
         &mut self,
         child: usize,
         speaker: Incarnation,
-        by: Incarnation,
+        (by, nth): (Incarnation, u32),
         colors: Vec<ColorEnd>,
         out: &mut Vec<Output>,
     ) {
@@ -406,7 +416,7 @@ impl Sequencer {
                 Some(known) if known == speaker => !neighbour.reported,
                 known => known.is_none_or(|known| known.epoch < speaker.epoch),
             };
-            if !news {
+            if !news || nth != neighbour.seals {
                 self.ignored += 1;
                 return;
             }
@@ -494,7 +504,7 @@ impl Sequencer {
     }
 
     /// Tells the parent what all children know, and what of it was asked for before and not granted.
-    fn answer_seal(&mut self, Passing { by, reports }: Passing, out: &mut Vec<Output>) {
+    fn answer_seal(&mut self, Passing { by, nth, reports }: Passing, out: &mut Vec<Output>) {
         let own = self.me.position;
         let mut colors: BTreeMap<Color, ColorEnd> = BTreeMap::new();
         for end in reports.into_iter().flatten().flatten().filter(|end| end.color.owner() != own) {
@@ -503,7 +513,7 @@ impl Sequencer {
                 None => _ = colors.insert(end.color, end),
             }
         }
-        self.to_parent(ToParent::Sealed { by, colors: colors.into_values().collect() }, out);
+        self.to_parent(ToParent::Sealed { by, nth, colors: colors.into_values().collect() }, out);
         if self.parent.incarnation != Some(by) {
             return;
         }
@@ -523,8 +533,8 @@ impl Sequencer {
     // ---- children ----
 
     fn child_says(&mut self, child: usize, speaker: Incarnation, message: ToParent, out: &mut Vec<Output>) {
-        if let ToParent::Sealed { by, colors } = message {
-            return self.reported(child, speaker, by, colors, out);
+        if let ToParent::Sealed { by, nth, colors } = message {
+            return self.reported(child, speaker, (by, nth), colors, out);
         }
         let neighbour = &self.children[child];
         if neighbour.incarnation != Some(speaker) || !neighbour.reported {

@@ -113,9 +113,9 @@ impl Child {
             match event {
                 Event::Message(NodeMessage::Down { message: Between { from, message, .. }, .. }) => match message {
                     FromParent::Grant { batch, .. } => granted.push(batch),
-                    FromParent::Seal { by } => {
+                    FromParent::Seal { by, nth } => {
                         self.above = Some(from);
-                        self.say(Some(from), ToParent::Sealed { by, colors: Vec::new() })?;
+                        self.say(Some(from), ToParent::Sealed { by, nth, colors: Vec::new() })?;
                     }
                     _ => {}
                 },

@@ -22,7 +22,7 @@ pub(super) fn numbers_per_s(batch: usize, time: Duration) -> Outcome<f64> {
     let mut sequencer = Sequencer::new(me, true, &[Child::Shard(shard)]);
     let mut out = Vec::new();
     sequencer.start(&mut out);
-    let report = ToParent::Sealed { by: me, colors: Vec::new() };
+    let report = ToParent::Sealed { by: me, nth: 0, colors: Vec::new() };
     sequencer.handle(Input::Shard { from: shard, message: report }, &mut out);
     if !sequencer.serves() {
         return Err("the sequencer does not serve, though all below has reported".into());

@@ -114,8 +114,8 @@ impl Rig {
         assert_eq!(rig.flush(), entries(11, vec![Body::NewView(view())], 10));
         rig.ack_all(11);
         assert_eq!(rig.flush(), entries(12, vec![], 11));
-        let sealed = Output::Parent(ToParent::Sealed { by: me(), colors: report.colors.clone() });
-        assert_eq!(rig.input(Input::Parent(FromParent::Seal { by: me() })), [sealed]);
+        let sealed = Output::Parent(ToParent::Sealed { by: me(), nth: 0, colors: report.colors.clone() });
+        assert_eq!(rig.input(Input::Parent(FromParent::Seal { by: me(), nth: 0 })), [sealed]);
         rig
     }
 
@@ -140,7 +140,7 @@ impl Rig {
     }
 
     fn seal(&mut self, epoch: u32) -> Vec<Output> {
-        self.input(Input::Parent(FromParent::Seal { by: by(epoch) }))
+        self.input(Input::Parent(FromParent::Seal { by: by(epoch), nth: 0 }))
     }
 
     fn flush(&mut self) -> Vec<Output> {
@@ -181,7 +181,7 @@ fn recovery_completes_the_longest_log_before_anything_is_numbered() {
     assert_eq!(rig.seal(3), [], "not yet");
     assert_eq!(rig.seal(4), [], "in its place");
     let colors = vec![ColorEnd::narrow(RED, n(2, 2), false)];
-    let sealed = Output::Parent(ToParent::Sealed { by: by(4), colors });
+    let sealed = Output::Parent(ToParent::Sealed { by: by(4), nth: 0, colors });
     assert_eq!(rig.say(C, ToLeaf::Acked(Lsn(13))), [Output::Serving, sealed]);
     let mut expected = entries(14, vec![], 13);
     expected.push(order(1, RED, 2));
@@ -546,7 +546,7 @@ fn a_seal_is_answered_with_all_that_was_granted_so_far() {
     rig.all_have(&[staged(RED, 1, 2), staged(BLUE, 2, 1)]);
     rig.flush();
     rig.input(grant(1, RED, n(3, 0), 2, Some(n(2, 8))));
-    let sealed = |by, colors| [Output::Parent(ToParent::Sealed { by, colors })];
+    let sealed = |by, colors| [Output::Parent(ToParent::Sealed { by, nth: 0, colors })];
     assert_eq!(rig.seal(9), sealed(by(9), vec![ColorEnd::narrow(RED, n(3, 2), false)]), "nothing of it is sent yet");
     rig.input(grant(2, BLUE, n(3, 0), 1, None));
     let both = vec![ColorEnd::narrow(RED, n(3, 2), false), ColorEnd::narrow(BLUE, n(3, 1), false)];
@@ -580,7 +580,7 @@ fn numbers_of_a_wide_color_are_settled_here_and_stable_everywhere() {
     assert_eq!(rig.flush(), entries(12, vec![Body::Assign(runs)], 11), "a gap is another shard's");
     let own = vec![Range { first: n(3, 4), count: 3 }];
     let end = ColorEnd { own, ..ColorEnd::narrow(WIDE, n(3, 7), false) };
-    let sealed = |colors| Output::Parent(ToParent::Sealed { by: by(9), colors });
+    let sealed = |colors| Output::Parent(ToParent::Sealed { by: by(9), nth: 0, colors });
     assert_eq!(rig.seal(9), [sealed(vec![end.clone()])], "not committed, so not settled");
 
     rig.ack_all(12);
@@ -604,7 +604,7 @@ fn a_wide_color_that_is_asked_about_is_followed() {
     rig.say(A, ToLeaf::TailAsk { ask: 1, color: RED });
     rig.say(A, ToLeaf::TailAsk { ask: 2, color: WIDE });
     let followed = vec![ColorEnd::narrow(WIDE, SeqNum::MIN, false)];
-    assert_eq!(rig.seal(9), [Output::Parent(ToParent::Sealed { by: by(9), colors: followed })]);
+    assert_eq!(rig.seal(9), [Output::Parent(ToParent::Sealed { by: by(9), nth: 0, colors: followed })]);
 }
 
 #[test]
@@ -624,5 +624,5 @@ fn a_new_leaf_knows_of_a_wide_color_what_any_member_knows() {
     rig.ack_all(12);
     let expected = ColorEnd { end: n(2, 11), ..end(n(2, 6), &[(7, 4)]) };
     let settle = Output::Parent(ToParent::Settle(vec![(WIDE, n(2, 11))]));
-    assert_eq!(rig.seal(9), [Output::Parent(ToParent::Sealed { by: by(9), colors: vec![expected] }), settle]);
+    assert_eq!(rig.seal(9), [Output::Parent(ToParent::Sealed { by: by(9), nth: 0, colors: vec![expected] }), settle]);
 }

@@ -83,7 +83,7 @@ impl Rig {
         rig.flush();
         members.iter().for_each(|member| _ = rig.say(*member, ToLeaf::Acked(Lsn(11))));
         rig.flush();
-        rig.input(Input::Parent(FromParent::Seal { by: me() }));
+        rig.input(Input::Parent(FromParent::Seal { by: me(), nth: 0 }));
         rig
     }
 

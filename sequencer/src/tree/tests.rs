@@ -45,7 +45,11 @@ fn grant(batch: u64, color: Color, first: SeqNum, count: u32) -> FromParent {
 }
 
 fn sealed(by: Incarnation, colors: &[ColorEnd]) -> ToParent {
-    ToParent::Sealed { by, colors: colors.to_vec() }
+    sealed_again(by, 0, colors)
+}
+
+fn sealed_again(by: Incarnation, nth: u32, colors: &[ColorEnd]) -> ToParent {
+    ToParent::Sealed { by, nth, colors: colors.to_vec() }
 }
 
 fn wide_end(color: Color, own: &[Range]) -> ColorEnd {
@@ -58,7 +62,11 @@ fn down(message: FromParent) -> Output {
 }
 
 fn seal_down(by: Incarnation) -> Output {
-    let message = FromParent::Seal { by };
+    seal_down_again(by, 0)
+}
+
+fn seal_down_again(by: Incarnation, nth: u32) -> Output {
+    let message = FromParent::Seal { by, nth };
     Output::Child { to: BELOW, message: Between { from: me(), to: None, message } }
 }
 
@@ -78,7 +86,7 @@ impl Rig {
         let mut out = Vec::new();
         sequencer.start(&mut out);
         let here = Output::Parent(Between { from: me(), to: None, message: ToParent::Here });
-        assert_eq!(out, [seal_down(me()), to_leaf(FromParent::Seal { by: me() }), here]);
+        assert_eq!(out, [seal_down(me()), to_leaf(FromParent::Seal { by: me(), nth: 0 }), here]);
         Self(sequencer)
     }
 
@@ -127,7 +135,11 @@ impl Rig {
     }
 
     fn seal(&mut self, from: Incarnation, by: Incarnation) -> Vec<Output> {
-        self.input(Input::Parent(Between { from, to: None, message: FromParent::Seal { by } }))
+        self.seal_again(from, by, 0)
+    }
+
+    fn seal_again(&mut self, from: Incarnation, by: Incarnation, nth: u32) -> Vec<Output> {
+        self.input(Input::Parent(Between { from, to: None, message: FromParent::Seal { by, nth } }))
     }
 
     fn flush(&mut self) -> Vec<Output> {
@@ -196,7 +208,7 @@ fn a_new_parent_is_told_what_all_below_know_and_asked_again() {
     rig.leaf(order(9, above, 1));
     rig.flush();
     let new = someone(ABOVE, 6);
-    assert_eq!(rig.seal(new, new), [seal_down(new), to_leaf(FromParent::Seal { by: new })]);
+    assert_eq!(rig.seal(new, new), [seal_down(new), to_leaf(FromParent::Seal { by: new, nth: 0 })]);
     rig.ignores(|rig| rig.seal(new, new));
     rig.ignores(|rig| rig.seal(parent(), parent()));
     rig.ignores(|rig| rig.parent_as(parent(), grant(1, above, n(4, 0), 3)));
@@ -217,7 +229,7 @@ fn a_seal_from_further_up_is_handed_down_and_the_parent_stays() {
     let mut rig = Rig::serving();
     rig.ignores(|rig| rig.seal(parent(), root));
     rig.attach(parent());
-    assert_eq!(rig.seal(parent(), root), [seal_down(root), to_leaf(FromParent::Seal { by: root })]);
+    assert_eq!(rig.seal(parent(), root), [seal_down(root), to_leaf(FromParent::Seal { by: root, nth: 0 })]);
     rig.ignores(|rig| rig.seal(parent(), root));
     rig.leaf(order(8, color(ABOVE, false), 3));
     assert_eq!(rig.flush().len(), 1, "the parent has its report");
@@ -231,11 +243,13 @@ fn a_new_child_is_sealed_anew_with_all_seals_in_their_order() {
     let mut rig = Rig::serving();
     rig.seal(parent(), parent());
     rig.seal(parent(), root);
-    let seals = [seal_down(me()), seal_down(parent()), seal_down(root)];
+    let seals = |nth| [seal_down_again(me(), nth), seal_down(parent()), seal_down(root)];
     let new = someone(BELOW, 9);
-    assert_eq!(rig.child_as(new, ToParent::Here), seals);
-    assert_eq!(rig.input(Input::ChildReplaced(BELOW)), seals);
-    assert_eq!(rig.child_as(new, sealed(me(), &[])), []);
+    assert_eq!(rig.child_as(new, ToParent::Here), seals(1));
+    assert_eq!(rig.input(Input::ChildReplaced(BELOW)), seals(2));
+    rig.ignores(|rig| rig.child_as(new, sealed_again(me(), 1, &[])));
+    rig.ignores(|rig| rig.child_as(new, order(1, color(ME, false), 1)));
+    assert_eq!(rig.child_as(new, sealed_again(me(), 2, &[])), []);
     rig.ignores(|rig| rig.child(order(1, color(ME, false), 1)));
     rig.ignores(|rig| rig.child(ToParent::Here));
 }
@@ -250,12 +264,19 @@ fn when_what_was_said_may_be_lost_the_parent_asks_again() {
     assert_eq!(rig.input(Input::ParentReplaced), [here]);
     rig.leaf(order(9, above, 1));
     assert_eq!(rig.flush(), [], "it would not count");
-    let told = [up(parent(), sealed(parent(), &[])), up(parent(), order(1, above, 3))];
-    assert_eq!(rig.attach(parent()), told, "by the same one");
     rig.ignores(|rig| rig.seal(parent(), parent()));
-    assert_eq!(rig.child(ToParent::Here), [seal_down(me())], "as this one does");
+    let again = |rig: &mut Rig, nth| {
+        rig.seal_again(parent(), parent(), nth);
+        rig.child(sealed(parent(), &[]));
+        rig.leaf(sealed(parent(), &[]))
+    };
+    let told = |nth| [up(parent(), sealed_again(parent(), nth, &[])), up(parent(), order(1, above, 3))];
+    assert_eq!(again(&mut rig, 1), told(1), "by the same one");
+    rig.ignores(|rig| rig.seal_again(parent(), parent(), 1));
+    assert_eq!(again(&mut rig, 2), told(2), "of a loss this one has not heard");
+    assert_eq!(rig.child(ToParent::Here), [seal_down_again(me(), 1)], "as this one does");
     rig.ignores(|rig| rig.child(order(1, above, 1)));
-    assert_eq!(rig.child(sealed(me(), &[])), []);
+    assert_eq!(rig.child(sealed_again(me(), 1, &[])), []);
 }
 
 #[test]
@@ -265,15 +286,16 @@ fn a_report_of_a_child_that_was_replaced_counts_for_nothing_of_the_new_ones() {
     let mut rig = Rig::attached();
     rig.input(Input::ChildReplaced(BELOW));
     // It is not known yet by whom.
-    assert_eq!(rig.child(sealed(me(), &[])), []);
+    assert_eq!(rig.child(sealed_again(me(), 1, &[])), []);
     rig.child(order(1, above, 2));
     rig.flush();
-    rig.child_as(new, sealed(me(), &[]));
+    rig.child_as(new, ToParent::Here);
+    rig.child_as(new, sealed_again(me(), 2, &[]));
     assert_eq!(rig.parent_as(parent(), grant(1, above, n(4, 0), 2)), [], "the new one asked for nothing");
 
     let mut rig = Rig::attached();
     rig.child_as(new, ToParent::Here);
-    rig.ignores(|rig| rig.child(sealed(me(), &[])));
+    rig.ignores(|rig| rig.child(sealed_again(me(), 1, &[])));
 }
 
 #[test]
@@ -286,7 +308,7 @@ fn a_parent_that_is_about_to_seal_again_has_one_answer() {
     assert_eq!(rig.input(Input::ParentReplaced).len(), 1);
     assert_eq!(rig.leaf(sealed(parent(), &[])), [], "it comes when the parent has heard");
     assert_eq!(rig.flush(), []);
-    assert_eq!(rig.seal(parent(), parent()), [up(parent(), sealed(parent(), &[]))]);
+    assert_eq!(rig.seal_again(parent(), parent(), 1), [up(parent(), sealed_again(parent(), 1, &[]))]);
     assert_eq!(rig.flush(), [up(parent(), order(1, above, 3))]);
 }
 
@@ -321,7 +343,7 @@ fn an_owner_tells_stable_to_those_that_follow() {
     rig.child(order(2, own, 4));
     rig.input(Input::ChildReplaced(BELOW));
     let (new, kept) = (someone(BELOW, 9), Range { first: n(5, 5), count: 1 });
-    rig.child_as(new, sealed(me(), &[wide_end(own, &[kept])]));
+    rig.child_as(new, sealed_again(me(), 1, &[wide_end(own, &[kept])]));
     let message = Between { from: me(), to: Some(new), message: stable(n(5, 5)) };
     let told = [Output::Child { to: BELOW, message }, to_leaf(stable(n(5, 5)))];
     assert_eq!(rig.flush(), told, "what it does not have is lost, what it has is waited for");
@@ -332,7 +354,7 @@ fn a_color_that_is_heard_of_from_a_new_child_only_is_stable_up_to_its_tail() {
     let own = color(ME, true);
     let mut rig = Rig::serving();
     rig.input(Input::ChildReplaced(BELOW));
-    rig.child(sealed(me(), &[wide_end(own, &[])]));
+    rig.child(sealed_again(me(), 1, &[wide_end(own, &[])]));
     assert_eq!(rig.flush(), [down(FromParent::Stable(vec![(own, n(5, 0))]))]);
 }
 
@@ -389,7 +411,7 @@ fn a_neighbour_that_was_replaced_before_this_one_began_changes_nothing() {
     sequencer.start(&mut out);
     out.clear();
     let (old_parent, old_child) = (someone(ABOVE, 3), someone(BELOW, 2));
-    let seal = FromParent::Seal { by: old_parent };
+    let seal = FromParent::Seal { by: old_parent, nth: 0 };
     sequencer.handle(Input::Parent(Between { from: old_parent, to: None, message: seal }), &mut out);
     let report = Between { from: old_child, to: Some(me()), message: sealed(me(), &[]) };
     sequencer.handle(Input::Child { from: BELOW, message: report.clone() }, &mut out);

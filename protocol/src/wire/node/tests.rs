@@ -206,7 +206,11 @@ fn peer() -> impl Strategy<Value = PeerMessage> {
 fn up() -> impl Strategy<Value = ToParent> {
     prop_oneof![
         Just(ToParent::Here),
-        (incarnation(), vec(color_end(), 0..4)).prop_map(|(by, colors)| ToParent::Sealed { by, colors }),
+        (incarnation(), any::<u32>(), vec(color_end(), 0..4)).prop_map(|(by, nth, colors)| ToParent::Sealed {
+            by,
+            nth,
+            colors
+        }),
         (any::<u64>(), color(), 1..=u32::MAX).prop_map(|(batch, color, count)| ToParent::Order { batch, color, count }),
         (any::<u64>(), vec(color(), 0..5)).prop_map(|(round, colors)| ToParent::Tails { round, colors }),
         stables().prop_map(ToParent::Settle),
@@ -215,7 +219,7 @@ fn up() -> impl Strategy<Value = ToParent> {
 
 fn down() -> impl Strategy<Value = FromParent> {
     prop_oneof![
-        incarnation().prop_map(|by| FromParent::Seal { by }),
+        (incarnation(), any::<u32>()).prop_map(|(by, nth)| FromParent::Seal { by, nth }),
         (any::<u64>(), color(), range(), option::of(number())).prop_map(|(batch, color, range, ends)| {
             FromParent::Grant { batch, color, first: range.first, count: range.count, ends }
         }),
@@ -448,7 +452,7 @@ fn values_out_of_their_bounds_are_refused_in_words() {
         let range = |(counter, count)| Range { first: SeqNum::new(Epoch(1), counter), count };
         let own = own.into_iter().map(range).collect();
         let end = ColorEnd { own, ..ColorEnd::narrow(Color(1), SeqNum::MAX, false) };
-        up_from_here(ToParent::Sealed { by: leaf(), colors: vec![end] })
+        up_from_here(ToParent::Sealed { by: leaf(), nth: 0, colors: vec![end] })
     };
     let end = |next| {
         let end = SeqNum::new(Epoch(4), 9);

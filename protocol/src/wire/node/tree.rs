@@ -21,8 +21,8 @@ pub(super) fn up_to(to: Position, message: &Between<ToParent>, messages: &[NodeM
     let mut run = 1;
     let kind = match &message.message {
         ToParent::Here => Kind::Here(proto::Nothing {}),
-        ToParent::Sealed { by, colors } => {
-            Kind::Sealed(proto::SealedBelow { by: Some(incarnation_to(*by)), colors: flat::ends_to(colors) })
+        ToParent::Sealed { by, nth, colors } => {
+            Kind::Sealed(proto::SealedBelow { by: Some(incarnation_to(*by)), nth: *nth, colors: flat::ends_to(colors) })
         }
         ToParent::Order { .. } => {
             let mut orders = Vec::new();
@@ -61,9 +61,11 @@ pub(super) fn up_from(message: proto::ToParent, into: &mut Vec<NodeMessage>) -> 
     let up = |said| NodeMessage::Up { to, message: Between { from, to: addressed, message: said } };
     let said = match message.kind.ok_or(NO_KIND)? {
         Kind::Here(proto::Nothing {}) => ToParent::Here,
-        Kind::Sealed(sealed) => {
-            ToParent::Sealed { by: incarnation_from(sealed.by)?, colors: flat::ends_from(&sealed.colors)? }
-        }
+        Kind::Sealed(sealed) => ToParent::Sealed {
+            by: incarnation_from(sealed.by)?,
+            nth: sealed.nth,
+            colors: flat::ends_from(&sealed.colors)?,
+        },
         Kind::Orders(list) => {
             addressed.ok_or(NOBODY)?;
             return run(&list.numbers, into, |item| {
@@ -112,7 +114,7 @@ pub(super) fn down_to(
     use proto::from_parent::Kind;
     let mut run = 1;
     let kind = match &message.message {
-        FromParent::Seal { by } => Kind::Seal(incarnation_to(*by)),
+        FromParent::Seal { by, nth } => Kind::Seal(proto::Seal { by: Some(incarnation_to(*by)), nth: *nth }),
         FromParent::Grant { .. } => {
             let mut grants = Vec::new();
             let granted = messages.iter().take(MAX_RUN).take_while(|other| match other {
@@ -153,7 +155,7 @@ pub(super) fn down_from(message: proto::FromParent, into: &mut Vec<NodeMessage>)
     let to = Position(message.to);
     let down = |said| NodeMessage::Down { to, message: Between { from, to: addressed, message: said } };
     let said = match message.kind.ok_or(NO_KIND)? {
-        Kind::Seal(by) => FromParent::Seal { by: incarnation_from(Some(by))? },
+        Kind::Seal(seal) => FromParent::Seal { by: incarnation_from(seal.by)?, nth: seal.nth },
         Kind::Grants(list) => {
             addressed.ok_or(NOBODY)?;
             return run(&list.numbers, into, |item| {
