@@ -57,13 +57,11 @@ pub enum Bug {
     SettledWhenGranted,
     /// A position is not told that what it sent to another is lost.
     PositionLossNotTold,
-    /// A position knows nothing of who held the positions next to it when it was claimed.
-    NeighboursUnknown,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 27] = [
         Self::DurableBeforeFence,
         Self::EntriesDurableWhenFenceStarts,
         Self::SealWithoutFence,
@@ -91,6 +89,5 @@ impl Bug {
         Self::EpochEndsDiffer,
         Self::SettledWhenGranted,
         Self::PositionLossNotTold,
-        Self::NeighboursUnknown,
     ];
 }

@@ -126,10 +126,9 @@ impl World {
         let near: Vec<usize> = self.shape.next_to(place).collect();
         let holders = near.iter().filter_map(|other| self.metadata.holders[*other]);
         let holders: Vec<_> = holders.map(|holder| (holder.position, holder.epoch)).collect();
-        let known = if self.is_bug(Bug::NeighboursUnknown) { Vec::new() } else { holders };
         let limit = self.epoch_limit();
         let mut counter =
-            Counter::new(incarnation, of.parent.is_none(), &children).with_limit(limit).with_neighbours(known);
+            Counter::new(incarnation, of.parent.is_none(), &children).with_limit(limit).with_neighbours(holders);
         let mut counter_out = Vec::new();
         counter.start(&mut counter_out);
         let timeout = self.kind.replica_timeout;

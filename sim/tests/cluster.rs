@@ -25,7 +25,7 @@ fn survives(seed: u64, config: Config) -> Report {
 fn whole_log_survives_lost_lines() {
     let (mut acknowledged, mut counts) = (0, Counts::default());
     for seed in 1..=400 {
-        let report = survives(seed, Config::default());
+        let report = survives(seed, Config { tree: false, ..Config::default() });
         acknowledged += report.acknowledged;
         counts += report.counts;
     }
@@ -36,12 +36,26 @@ fn whole_log_survives_lost_lines() {
     assert!(copies > 1000 && truncations > 8, "{counts:?}");
 }
 
+/// The same with several positions and shards, colors of each and of all of them, and numbers from above.
+#[test]
+fn nothing_is_lost_below_a_tree() {
+    let (mut acknowledged, mut counts) = (0, Counts::default());
+    for seed in 5001..=5400 {
+        let report = survives(seed, Config::default());
+        acknowledged += report.acknowledged;
+        counts += report.counts;
+    }
+    let Counts { crashes, partitions, lost_streams, views, added, copies, .. } = counts;
+    assert!(acknowledged > 3000 && crashes > 4000 && views > 400 && added > 300, "{acknowledged} {counts:?}");
+    assert!(partitions > 1400 && lost_streams > 2000 && copies > 400, "{counts:?}");
+}
+
 /// The same where the shard keeps its first view, whatever happens.
 #[test]
 fn nothing_is_lost_while_the_view_stays() {
     let mut acknowledged = 0;
     for seed in 1..=100 {
-        let report = survives(seed, Config { views: false, ..Config::default() });
+        let report = survives(seed, Config { views: false, tree: false, ..Config::default() });
         assert_eq!(report.counts.views, 0);
         acknowledged += report.acknowledged;
     }
@@ -59,7 +73,7 @@ fn a_longer_run_goes_through_many_openings() {
 fn shards_of_other_sizes() {
     for members in [1, 2, 5] {
         for seed in 2001..=2040 {
-            survives(seed, Config { members, ..Config::default() });
+            survives(seed, Config { members, tree: false, ..Config::default() });
         }
     }
 }
