@@ -316,13 +316,14 @@ impl Client {
         world.net.push(Stream::Request { conn, member }, Packet::Append(Arc::new(request)));
     }
 
-    /// A token beyond the window must be refused.
+    /// A token beyond the window must be refused, unless the member has heard meanwhile that the window is further up.
     fn probe_window(&mut self, conn: ConnId, session: SessionId, world: &mut Outside<'_>) {
         let seq = self.low() + TOKEN_WINDOW + world.chooser.below(3);
         let token = Token { shard: shard_id(self.shard), session, seq };
         let color = world.color_on(self.shard);
         let member = self.member(world);
         let Some(append) = draw_append(token, color, world) else { return };
+        world.history.sends(&append);
         self.send_to(conn, session, vec![append], member, world);
     }
 
@@ -376,6 +377,7 @@ impl Client {
                 for index in 0..count {
                     history.shows(color, SeqNum::new(first.epoch(), first.counter() + index));
                 }
+                history.acknowledges(token, color, first, count);
                 history.acknowledged += 1;
                 self.open.remove(&token.seq);
             }

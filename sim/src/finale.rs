@@ -45,7 +45,7 @@ impl World {
             self.join()?;
             self.audit()?;
         }
-        Ok(())
+        self.history.judge()
     }
 
     /// Lets everything that is under way happen, until there is nothing.

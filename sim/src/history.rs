@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use flexlog_history::Operation;
 use flexlog_protocol::{Append, Body, Color, Entry, Epoch, Record, SeqNum, SessionId, Token};
 use uuid::Uuid;
 
@@ -21,6 +22,9 @@ pub(crate) struct Sent {
     pub(crate) variants: Vec<Arc<Append>>,
     /// Its number is at least this: everything below was given away when it was sent (I4).
     pub(crate) floor: SeqNum,
+    /// When it was sent first.
+    pub(crate) event: u64,
+    pub(crate) is_acknowledged: bool,
 }
 
 /// What is settled of one color.
@@ -113,6 +117,8 @@ pub(crate) struct History {
     pub(crate) appends: BTreeMap<Token, Arc<Append>>,
     /// Appends that were acknowledged to their clients.
     pub(crate) acknowledged: u64,
+    /// What clients did and saw, color by color, for those who judge it without knowing what happened inside.
+    pub(crate) seen: BTreeMap<Color, flexlog_history::History<(Token, u32)>>,
 }
 
 impl History {
@@ -186,16 +192,60 @@ impl History {
     /// A client sends this; for the first time, or again.
     pub(crate) fn sends(&mut self, append: &Arc<Append>) {
         let floor = self.floor(append.color());
-        let sent = self.sent.entry(append.token()).or_insert(Sent { variants: Vec::new(), floor });
+        let sent = self.sent.entry(append.token()).or_insert(Sent {
+            variants: Vec::new(),
+            floor,
+            event: self.event,
+            is_acknowledged: false,
+        });
         if sent.variants.iter().all(|variant| variant.digest() != append.digest()) {
             sent.variants.push(Arc::clone(append));
         }
+    }
+
+    /// What a settled number names.
+    pub(crate) fn name(&self, color: Color, number: SeqNum) -> Option<(Token, u32)> {
+        self.colors.get(&color)?.records.get(&number).copied()
     }
 
     /// The record that a settled number names: as the members staged it.
     pub(crate) fn record(&self, color: Color, number: SeqNum) -> Option<&Record> {
         let (token, index) = self.colors.get(&color)?.records.get(&number)?;
         self.appends.get(token)?.records().get(*index as usize)
+    }
+
+    /// Someone is told something now that was asked at the event `asked`.
+    pub(crate) fn saw(&mut self, color: Color, asked: u64, operation: Operation<(Token, u32)>) {
+        self.seen.entry(color).or_default().push(2 * asked, 2 * self.event + 1, operation);
+    }
+
+    /// An append is acknowledged, for the first time.
+    pub(crate) fn acknowledges(&mut self, token: Token, color: Color, first: SeqNum, count: u32) {
+        let Some(sent) = self.sent.get_mut(&token).filter(|sent| !sent.is_acknowledged) else { return };
+        sent.is_acknowledged = true;
+        let asked = sent.event;
+        let records = (0..count).map(|index| (token, index)).collect();
+        self.saw(color, asked, Operation::Append { first: first.to_raw(), records });
+    }
+
+    /// Judges what clients saw, with nothing else known than that.
+    pub(crate) fn judge(&mut self) -> Result<(), Violation> {
+        for (token, sent) in self.sent.iter().filter(|(_, sent)| !sent.is_acknowledged) {
+            // Where a client breaks the rules, any of what it sent.
+            let Some(append) = self.appends.get(token).or(sent.variants.first()) else { continue };
+            let records = (0..append.count()).map(|index| (*token, index)).collect();
+            let seen = self.seen.entry(append.color()).or_default();
+            seen.push_open(2 * sent.event, Operation::Unanswered { records });
+        }
+        for (color, seen) in &mut self.seen {
+            if let Some(trim) =
+                self.colors.get(color).and_then(|truth| truth.parts.values().filter_map(|part| part.trim).max())
+            {
+                seen.trimmed(trim.to_raw());
+            }
+            invariants::history::is_of_a_log(*color, seen)?;
+        }
+        Ok(())
     }
 
     /// A number was acknowledged or read.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use flexlog_history::Operation;
 use flexlog_protocol::api::{Answer, Failure, Request, RequestId, delivered_cost};
 use flexlog_protocol::{Color, Epoch, Record, SeqNum};
 use flexlog_replica::ConnId;
@@ -250,7 +251,18 @@ fn shown(history: &mut History, color: Color, number: SeqNum, record: &Record) -
     i03::shows(history, color, number)?;
     i05::same_bytes(history, color, number, record)?;
     history.shows(color, number);
+    if let Some(record) = history.name(color, number) {
+        let now = history.event;
+        history.saw(color, now, Operation::Read { number: number.to_raw(), record });
+    }
     Ok(())
+}
+
+/// A reader was given all records of these numbers.
+fn range(history: &mut History, color: Color, asked: u64, (from, upto): (SeqNum, SeqNum), numbers: &[SeqNum]) {
+    let named = |number: &SeqNum| Some((number.to_raw(), history.name(color, *number)?));
+    let records = numbers.iter().filter_map(named).collect();
+    history.saw(color, asked, Operation::Range { from: from.to_raw(), upto: upto.to_raw(), records });
 }
 
 impl Asked {
@@ -258,6 +270,7 @@ impl Asked {
         i05::tail(self.color, tail, self.floor)?;
         let truth = history.color(self.color);
         truth.floor = truth.floor.max(tail);
+        history.saw(self.color, self.event, Operation::Tail { number: tail.to_raw() });
         Ok(())
     }
 
@@ -269,7 +282,10 @@ impl Asked {
             (Question::Read(n), Answer::Record { number, record, .. }) if n == number => {
                 shown(history, color, number, &record)
             }
-            (Question::Read(n), Answer::Hole { .. }) => i06::told_hole(history, color, n),
+            (Question::Read(n), Answer::Hole { .. }) => {
+                history.saw(color, event, Operation::Hole { number: n.to_raw() });
+                i06::told_hole(history, color, n)
+            }
             (Question::Read(n) | Question::Next(n), Answer::Trimmed { point, .. }) if n <= point => {
                 i06::told_trimmed(history, color, point)
             }
@@ -280,10 +296,15 @@ impl Asked {
                 // Of a wide color other shards may yet settle numbers before this one.
                 if !color.is_wide() {
                     i06::told_stable(history, color, upto);
+                    range(history, color, event, (from, upto), &[number]);
                 }
                 Ok(())
             }
             (Question::Read(n), Answer::Elsewhere { .. }) => i06::told_elsewhere(history, self.shard, color, n),
+            (Question::Read(n), Answer::NotYet { tail, .. }) if tail <= n => {
+                history.saw(color, event, Operation::NotYet { number: n.to_raw() });
+                self.tail(tail, history)
+            }
             (Question::Read(_) | Question::Prev(_), Answer::NotYet { tail, .. }) => self.tail(tail, history),
             // Who gives up says how far this shard has come with a wide color: that is no tail.
             (Question::Next(from), Answer::NotYet { tail, .. }) if color.is_wide() && !self.patient => {
@@ -336,6 +357,10 @@ impl Subscription {
                 }
                 i06::told_all(history, (self.shard, self.color), self.next, upto, &numbers)?;
                 i06::told_stable(history, self.color, upto);
+                if !self.color.is_wide() {
+                    let now = history.event;
+                    range(history, self.color, now, (self.next, upto), &numbers);
+                }
                 self.next = upto;
                 // What surrounds a record counts, but nothing is held back for it.
                 let last = records.last().map_or(0, |(_, record)| delivered_cost(record) as i64);

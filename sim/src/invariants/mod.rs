@@ -6,6 +6,7 @@
 //! visible in all its colors or in none) with appends to several colors. I11 (no safety property depends on a clock) needs
 //! no file: time passes here as chance has it, so whatever depends on it breaks another invariant.
 
+pub(crate) mod history;
 pub(crate) mod i01_one_number_one_record;
 pub(crate) mod i02_on_every_member;
 pub(crate) mod i03_settled_before_shown;
@@ -41,6 +42,8 @@ pub enum Invariant {
     Recovery,
     /// I12: bounds hold, and who runs into one is told.
     Bounds,
+    /// What clients of a color saw is the history of one log.
+    History,
     /// A replica that is outside the view serves nobody.
     OutsideServesNobody,
     /// With faults at an end, everything comes to an end: appends are resolved, readers answered, members level.
@@ -59,6 +62,7 @@ impl fmt::Display for Invariant {
             Self::OldIncarnations => "I9 (old incarnations)",
             Self::Recovery => "I10 (recovery)",
             Self::Bounds => "I12 (bounds)",
+            Self::History => "history",
             Self::OutsideServesNobody => "outside serves nobody",
             Self::Liveness => "liveness",
         })
