@@ -186,9 +186,13 @@ pub enum ToMember {
         /// As asked.
         nonce: Uuid,
     },
-    /// Everything of these wide colors below the numbers given is settled on all shards, and what of it is this shard's
-    /// is in the log up to the commit that the leaf has told before.
-    Stable(Vec<(Color, SeqNum)>),
+    /// Everything of these wide colors below the numbers given is settled on all shards.
+    Stable {
+        /// Colors, and where what is not settled begins.
+        upto: Vec<(Color, SeqNum)>,
+        /// What of it is this shard's is in the log up to here. A learner may have missed what was said before this.
+        commit: Lsn,
+    },
 }
 
 /// A message of one leaf incarnation, to or from a member.

@@ -97,7 +97,7 @@ impl Replica {
                     out.push(Output::Answer { to, answer });
                 }
             }
-            ToMember::Stable(list) => self.on_stable(list, out),
+            ToMember::Stable { upto, commit } => self.on_stable(upto, commit, out),
             ToMember::Learn { from, behind } => self.on_learn(from, behind, out),
             ToMember::SessionRefused { nonce } => {
                 for (to, id) in self.opening.remove(&nonce).unwrap_or_default() {
@@ -280,7 +280,8 @@ impl Replica {
         self.settle(out);
     }
 
-    fn on_stable(&mut self, list: Vec<(Color, SeqNum)>, out: &mut Vec<Output>) {
+    fn on_stable(&mut self, list: Vec<(Color, SeqNum)>, commit: Lsn, out: &mut Vec<Output>) {
+        self.commit_told = self.commit_told.max(commit);
         for (color, upto) in list.into_iter().filter(|(color, _)| color.is_wide()) {
             let stable = self.stables.entry(color).or_insert(upto);
             *stable = upto.max(*stable);

@@ -333,7 +333,7 @@ impl World {
 
     fn settle(&mut self, at: usize) {
         let upto = self.stable();
-        self.leaf(at, ToMember::Stable(vec![(COLOR, upto)]));
+        self.leaf(at, ToMember::Stable { upto: vec![(COLOR, upto)], commit: Lsn(0) });
     }
 
     fn new_epoch(&mut self, skip: u32) {

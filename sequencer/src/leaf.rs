@@ -285,8 +285,8 @@ impl Leaf {
         }
         if matches!(self.phase, Phase::Serving) && !self.stable.is_empty() {
             // Behind the commit that covers what is this shard's of it.
-            let stable = std::mem::take(&mut self.stable).into_iter().collect();
-            self.to_all(&ToMember::Stable(stable), out);
+            let upto = std::mem::take(&mut self.stable).into_iter().collect();
+            self.to_all(&ToMember::Stable { upto, commit: self.log.commit() }, out);
         }
         if matches!(self.phase, Phase::Serving) && self.reported {
             let settled = self.log.take_settled();

@@ -126,7 +126,7 @@ impl World {
                         self.leaf_writes(at, shard, entries)?;
                         i02::commits(&self.history, shard, *commit)?;
                     }
-                    if let ToMember::Stable(colors) = &message.message {
+                    if let ToMember::Stable { upto: colors, .. } = &message.message {
                         colors.iter().for_each(|(color, upto)| i06::told_stable(&mut self.history, *color, *upto));
                     }
                     let member = member_of(to);

@@ -201,7 +201,9 @@ fn member_to(shard: ShardId, to: ReplicaId, message: &Of<ToMember>) -> proto::Le
         }
         ToMember::Conflict { token } => Kind::Conflict(token_to(*token)),
         ToMember::SessionRefused { nonce } => Kind::SessionRefused(nonce_to(*nonce)),
-        ToMember::Stable(list) => Kind::Stable(proto::Numbers { numbers: flat::stables_to(list) }),
+        ToMember::Stable { upto, commit } => {
+            Kind::Stable(proto::StableUpto { numbers: flat::stables_to(upto), commit: commit.0 })
+        }
         ToMember::Learn { from, behind } => Kind::Learn(proto::Learn { from: from.0, behind: behind.0 }),
     };
     proto::LeafToMember { shard: shard.0, to: to.0, leaf: Some(incarnation_to(message.leaf)), kind: Some(kind) }
@@ -223,7 +225,7 @@ fn member_from(message: proto::LeafToMember) -> Result<NodeMessage, WireError> {
         }
         Kind::Conflict(token) => ToMember::Conflict { token: token_from(Some(token))? },
         Kind::SessionRefused(nonce) => ToMember::SessionRefused { nonce: hello::uuid(&nonce)? },
-        Kind::Stable(list) => ToMember::Stable(flat::stables_from(&list.numbers)?),
+        Kind::Stable(list) => ToMember::Stable { upto: flat::stables_from(&list.numbers)?, commit: Lsn(list.commit) },
         Kind::Learn(learn) => ToMember::Learn { from: ReplicaId(learn.from), behind: lsn(learn.behind)? },
     };
     let message_of = Of { leaf: incarnation_from(message.leaf)?, message: said };

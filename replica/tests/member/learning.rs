@@ -339,6 +339,17 @@ fn what_is_taken_back_before_it_is_durable_is_not_acknowledged() {
 }
 
 #[test]
+fn what_is_settled_on_all_shards_waits_for_the_entries_that_it_counts_on() {
+    let wide = Color::new(Position(0), true, 1).unwrap();
+    let (mut bench, session) = Bench::serving();
+    let commit = Lsn(bench.lsn + 1);
+    bench.leaf(ToMember::Stable { upto: vec![(wide, n(1, 9))], commit });
+    assert_eq!(bench.replica.stable(wide), SeqNum::MIN);
+    bench.commit(Body::CloseSession(session));
+    assert_eq!(bench.replica.stable(wide), n(1, 9));
+}
+
+#[test]
 fn what_was_staged_in_a_session_that_is_taken_back_is_dropped() {
     let (mut member, _) = Bench::serving();
     let (mut learner, _) = Bench::serving();

@@ -590,7 +590,7 @@ fn numbers_of_a_wide_color_are_settled_here_and_stable_everywhere() {
     assert_eq!(rig.flush(), expected);
     assert_eq!(rig.seal(9), [sealed(vec![end.clone()]), settle.clone()]);
     rig.input(Input::Parent(FromParent::Stable(vec![(RED, n(3, 1)), (WIDE, n(3, 5))])));
-    assert_eq!(rig.flush(), to_all(&ToMember::Stable(vec![(WIDE, n(3, 5))])));
+    assert_eq!(rig.flush(), to_all(&ToMember::Stable { upto: vec![(WIDE, n(3, 5))], commit: Lsn(12) }));
     let end = ColorEnd { stable: n(3, 5), ..end };
     assert_eq!(rig.seal(9), [sealed(vec![end.clone()]), settle.clone()]);
     rig.input(Input::Parent(FromParent::Stable(vec![(WIDE, n(3, 9))])));

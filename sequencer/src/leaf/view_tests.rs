@@ -534,7 +534,7 @@ fn a_member_that_reports_again_is_told_how_far_wide_colors_are_settled() {
     let mut rig = Rig::serving(&[A, B], 1);
     rig.say(A, ToLeaf::TailAsk { ask: 1, color: wide });
     rig.input(Input::Parent(FromParent::Stable(vec![(wide, n(5))])));
-    let stable = ToMember::Stable(vec![(wide, n(5))]);
+    let stable = ToMember::Stable { upto: vec![(wide, n(5))], commit: Lsn(11) };
     assert!(rig.flush().contains(&to(B, stable.clone())));
     assert!(!rig.flush().contains(&to(B, stable.clone())), "once, as long as nothing is lost");
     rig.input(Input::Lost(B));

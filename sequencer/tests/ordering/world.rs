@@ -356,7 +356,7 @@ impl World {
                     self.ask(place, ToLeaf::Persisted(numbered));
                 }
             }
-            ToMember::Stable(colors) => self.members[place].wide.extend(colors),
+            ToMember::Stable { upto: colors, .. } => self.members[place].wide.extend(colors),
             ToMember::Complete { token, from } => {
                 // One that has it already may say so again.
                 if let Some(staged) = self.members[place].staged.get(&token).copied() {

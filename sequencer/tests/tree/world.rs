@@ -562,7 +562,7 @@ impl World {
         for output in out {
             match output {
                 Output::Member { to, message } => {
-                    if let ToMember::Stable(colors) = &message.message {
+                    if let ToMember::Stable { upto: colors, .. } = &message.message {
                         colors.iter().for_each(|(color, upto)| self.checker.told_stable(*color, *upto));
                     }
                     let to = End::Member(shard, to.0 as usize);

@@ -143,7 +143,7 @@ fn to_member() -> impl Strategy<Value = ToMember> {
         (any::<u64>(), number(), place()).prop_map(|(ask, tail, after)| ToMember::Tail { ask, tail, after }),
         token().prop_map(|token| ToMember::Conflict { token }),
         uuid().prop_map(|nonce| ToMember::SessionRefused { nonce }),
-        stables().prop_map(ToMember::Stable),
+        (stables(), any::<u64>()).prop_map(|(upto, commit)| ToMember::Stable { upto, commit: Lsn(commit) }),
         (any::<u32>(), place()).prop_map(|(from, behind)| ToMember::Learn { from: ReplicaId(from), behind }),
     ]
 }

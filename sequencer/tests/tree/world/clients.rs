@@ -113,7 +113,7 @@ impl World {
                 let member = &mut self.shards[at].members[place];
                 member.commit = commit.max(member.commit);
             }
-            ToMember::Stable(colors) => {
+            ToMember::Stable { upto: colors, .. } => {
                 for (color, upto) in colors {
                     let own = member.log.iter().skip(member.commit.0 as usize);
                     if own.flat_map(|entry| numbers(entry, color)).any(|range| range.first < upto) {
