@@ -34,6 +34,11 @@ test-etcd:
     cargo test -p flexlog-tree-config --features etcd,served
     cargo test -p flexlog-node --features etcd --test order --test failover
 
+# The simulator, and the protocol's models in full.
+simulate seeds="30000":
+    cargo run --release -p flexlog-sim -- --seeds {{seeds}}
+    cargo run --release -p flexlog-model
+
 # Processes that are killed, stopped, cut off and replaced for so many seconds.
 chaos seconds="300":
     ci/chaos {{seconds}}

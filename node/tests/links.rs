@@ -271,7 +271,8 @@ fn a_large_message_crosses_a_connection_that_is_cut() {
         let leaf = links(LEAF, &[(REPLICA, &address)]);
         let list: Vec<_> =
             (0..1_000_000).map(|i| (flexlog_protocol::Color(u64::MAX - i), SeqNum::from_raw(i))).collect();
-        let message_of = Of { leaf: self::leaf(), message: ToMember::Stable(list) };
+        let message_of =
+            Of { leaf: self::leaf(), message: ToMember::Stable { upto: list, commit: flexlog_protocol::Lsn(0) } };
         let large = NodeMessage::ToMember { shard: ShardId(0), to: ReplicaId(1), message: message_of };
         leaf.send(REPLICA, std::slice::from_ref(&large)).unwrap();
         leaf.send(REPLICA, &[confirm(1)]).unwrap();
@@ -325,7 +326,8 @@ fn too_much_that_waits_is_told_and_the_link_goes_on() {
         assert_eq!(leaf.send(LEAF, &[confirm(0)]).unwrap_err().to_string(), "no address of position 0 is known");
         let nonce = Uuid::nil();
         let list = vec![(flexlog_protocol::Color(u64::MAX), SeqNum::MAX); 100_000];
-        let message_of = Of { leaf: self::leaf(), message: ToMember::Stable(list) };
+        let message_of =
+            Of { leaf: self::leaf(), message: ToMember::Stable { upto: list, commit: flexlog_protocol::Lsn(0) } };
         let big = NodeMessage::ToMember { shard: ShardId(0), to: ReplicaId(1), message: message_of };
         let mut sent = 0;
         leaf.send(REPLICA, &[confirm(0)]).unwrap();

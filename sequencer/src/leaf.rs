@@ -644,6 +644,7 @@ impl Leaf {
                 let mut answers = FxHashMap::default();
                 for (color, tail, ends) in tails {
                     let after = self.end_epoch(color, ends, tail.epoch());
+                    let after = self.fill_upto(color, tail).unwrap_or(after);
                     answers.insert(color, (tail, after));
                 }
                 self.tails.answered(answers);
@@ -698,6 +699,15 @@ impl Leaf {
         let end = if end.epoch() == first.epoch() { end } else { SeqNum::first_of(first.epoch()) };
         let count = first.counter().checked_sub(end.counter()).filter(|count| *count > 0)?;
         (!color.is_wide()).then_some((end, count))
+    }
+
+    /// Grants come before a tail that counts them. So what is below it and has not come was lost, and whoever reads up to
+    /// the tail would wait for it until the color's next append. Returns the place of the hole.
+    fn fill_upto(&mut self, color: Color, tail: SeqNum) -> Option<Lsn> {
+        let (first, count) = self.lost(color, tail)?;
+        let lsn = self.log.append(Body::Hole { color, first, count });
+        self.color(color).give(Range { first, count });
+        Some(lsn)
     }
 
     /// Numbers that a leaf before this one was granted, and told of, count in the end of their epoch though its entries

@@ -507,11 +507,13 @@ fn a_tail_needs_the_owner_and_then_every_member() {
     assert_eq!(rig.input(Input::Parent(answer.clone())), to_all(&ToMember::Confirm { round: 1 }));
     assert_eq!((rig.input(Input::Parent(answer)), rig.ignored()), (vec![], 1));
     let end = Body::EpochEnd { color: RED, end: n(2, 4), next: Epoch(3) };
-    assert_eq!(rig.flush(), entries(12, vec![lost(0, 4), end], 11), "one round at a time");
+    // What was granted of the other one has not come, so that it was lost: nobody is to wait for it.
+    let hole = Body::Hole { color: BLUE, first: n(3, 0), count: 6 };
+    assert_eq!(rig.flush(), entries(12, vec![lost(0, 4), end, hole], 11), "one round at a time");
     assert_eq!(rig.say(A, ToLeaf::Confirmed { round: 1 }), []);
     assert_eq!(rig.say(C, ToLeaf::Confirmed { round: 1 }), []);
     let tail = |ask, tail, after| ToMember::Tail { ask, tail, after: Lsn(after) };
-    let told = [to(A, tail(7, n(3, 0), 13)), to(B, tail(8, n(3, 6), 0))];
+    let told = [to(A, tail(7, n(3, 0), 13)), to(B, tail(8, n(3, 6), 14))];
     assert_eq!(rig.say(B, ToLeaf::Confirmed { round: 1 }), told);
     assert_eq!(rig.flush(), [asked(2, vec![RED])]);
     let tails = vec![(RED, n(3, 0), Some(n(2, 4)))];
