@@ -80,9 +80,10 @@ impl Victim {
 }
 
 /// The cluster; its processes end, and its folder goes, with it.
-struct Bed {
+pub(crate) struct Bed {
     file: PathBuf,
-    replicas: Vec<String>,
+    /// The addresses of the replicas.
+    pub(crate) replicas: Vec<String>,
     processes: Vec<(Vec<String>, Process)>,
     _etcd: Option<Etcd>,
     _folder: TempDir,
@@ -124,20 +125,19 @@ fn start(file: &Path, words: &[String]) -> Outcome<Starting> {
     Starting::new(&args)
 }
 
-fn words(line: &str) -> Vec<String> {
+pub(crate) fn words(line: &str) -> Vec<String> {
     line.split(' ').map(str::to_owned).collect()
 }
 
 impl Bed {
-    fn new(args: &FailoverArgs) -> Outcome<Self> {
-        let folder = tempfile::Builder::new().prefix("flexlog-bench-").tempdir_in(&args.tmpfs)?;
+    pub(crate) fn new(tmpfs: &str, (detect_ms, replica_timeout_ms): (u64, u64), with_etcd: bool) -> Outcome<Self> {
+        let folder = tempfile::Builder::new().prefix("flexlog-bench-").tempdir_in(tmpfs)?;
         let free = free_addresses(11)?;
         let mut text = format!(
-            "cluster = \"bench\"\ndata = \"data\"\n[storage]\nssd = false\n[failover]\ndetect_ms = {}\nreplica_timeout_ms = {}\n",
-            args.detect_ms, args.replica_timeout_ms
+            "cluster = \"bench\"\ndata = \"data\"\n[storage]\nssd = false\n[failover]\ndetect_ms = {detect_ms}\nreplica_timeout_ms = {replica_timeout_ms}\n"
         );
         let mut etcd = None;
-        if args.etcd {
+        if with_etcd {
             etcd = Some(Etcd::start(folder.path(), &free[8], &free[9])?);
             let _ = writeln!(
                 text,
@@ -145,7 +145,7 @@ impl Bed {
                 free[8]
             );
         }
-        let of_root = args.etcd.then_some(10);
+        let of_root = with_etcd.then_some(10);
         for (name, parent, address, standby) in
             [("root", None, 0, of_root), ("inner", Some("root"), 1, Some(2)), ("leaf", Some("inner"), 3, Some(4))]
         {
@@ -173,7 +173,7 @@ impl Bed {
         }
         // Once somebody holds the positions, so that these are standbys.
         let mut standbys = vec!["sequencer inner --standby 1", "sequencer leaf --standby 1"];
-        standbys.extend(args.etcd.then_some("sequencer root --standby 1"));
+        standbys.extend(with_etcd.then_some("sequencer root --standby 1"));
         for line in standbys {
             processes.push((words(line), start(&file, &words(line))?.ready()?));
         }
@@ -181,14 +181,14 @@ impl Bed {
     }
 
     /// Kills the process that was started with these words, and gives back how to start it again.
-    fn kill(&mut self, victim: &[String]) -> Outcome<()> {
+    pub(crate) fn kill(&mut self, victim: &[String]) -> Outcome<()> {
         let at = self.processes.iter().position(|(words, _)| words == victim).ok_or("it does not run")?;
         // This is SIGKILL.
         drop(self.processes.swap_remove(at));
         Ok(())
     }
 
-    fn restart(&mut self, victim: Vec<String>) -> Outcome<()> {
+    pub(crate) fn restart(&mut self, victim: Vec<String>) -> Outcome<()> {
         let process = start(&self.file, &victim)?.ready()?;
         self.processes.push((victim, process));
         Ok(())
@@ -205,7 +205,7 @@ struct Row {
 
 pub(crate) fn run(args: &FailoverArgs) -> Outcome<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut bed = Bed::new(args)?;
+    let mut bed = Bed::new(&args.tmpfs, (args.detect_ms, args.replica_timeout_ms), args.etcd)?;
     let mut rows = Vec::new();
     let victims = if args.etcd { vec![Victim::Root] } else { vec![Victim::Leaf, Victim::Inner, Victim::Replica] };
     for victim in victims {
@@ -278,7 +278,7 @@ fn until_back(runtime: &Runtime, client: &Client, victim: Victim, begun: Instant
     }
 }
 
-fn quantile(sorted: &[f64], q: f64) -> f64 {
+pub(crate) fn quantile(sorted: &[f64], q: f64) -> f64 {
     let at = (q * (sorted.len().max(1) - 1) as f64).round() as usize;
     sorted.get(at).copied().unwrap_or_default()
 }

@@ -5,6 +5,7 @@
 //! object, which `--out FILE` writes to a file too.
 
 mod append;
+mod catchup;
 mod cluster;
 mod cluster_append;
 mod echo;
@@ -67,6 +68,8 @@ enum What {
     Replication(replication::ReplicationArgs),
     /// For how long appends wait when a sequencer or a replica is killed, in a cluster of processes.
     Failover(failover::FailoverArgs),
+    /// How fast a replica that was away comes back while others write, beside how fast they wrote what it lacks.
+    Catchup(catchup::CatchupArgs),
     /// Memory of the server while a gigabyte is written.
     Memory(memory::MemoryArgs),
     /// The flexlog command, for the server processes that are measured.
@@ -110,6 +113,7 @@ fn main() -> ExitCode {
         What::Memory(args) => memory::run(&args),
         What::Replication(args) => replication::run(&args),
         What::Failover(args) => failover::run(&args),
+        What::Catchup(args) => catchup::run(&args),
         What::Ordering(args) => ordering::run(&args),
         What::OrderLoad(args) => ordering::load::serve(args),
         What::OmniNode(args) => ordering::omni::serve(args),
