@@ -58,7 +58,6 @@ fn wait_for(server: &Server, what: &str, mut holds: impl FnMut(&[Value]) -> bool
             return;
         }
         assert!(Instant::now() < end, "{what} does not come: {now:?}");
-        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
