@@ -292,7 +292,7 @@ fn mistakes_in_a_history_are_found() {
     assert!(wrong(&good, &more).contains("records are there"));
     let mut late = good.to_vec();
     (late[0].sent, late[0].acknowledged) = (8, 9);
-    assert!(wrong(&late, &read).contains("was sent after"));
+    assert!(wrong(&late, &read).contains("had returned"));
     let gap = [(number(1, 0), "a".to_owned()), (number(1, 2), "b".to_owned()), (number(2, 0), "c".to_owned())];
     let mut gone = good.to_vec();
     gone[1].number = number(1, 2);
