@@ -12,7 +12,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 
 use serde_json::Value;
-use support::{BINARY, On, assert_contiguous, folder, json_lines, numbers, run, text, turn};
+use support::{BINARY, On, assert_contiguous, folder, free_addresses, json_lines, numbers, run, text, turn};
 
 /// Root, inner and two leaves, each with a shard of one replica.
 const PROCESSES: [&str; 6] = ["root", "inner", "leaf-1", "leaf-2", "replica-1", "replica-2"];
@@ -27,9 +27,7 @@ struct Plan {
 
 impl Plan {
     fn new(folder: &Path, quic: bool) -> Self {
-        // All at once, so that they differ.
-        let ports: Vec<_> = PROCESSES.map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).into_iter().collect();
-        let addresses: Vec<String> = ports.iter().map(|port| port.local_addr().unwrap().to_string()).collect();
+        let addresses = free_addresses(PROCESSES.len());
         let [root, inner, leaf_1, leaf_2, one, two] = addresses.as_slice() else { unreachable!() };
         let transport =
             if quic { "transport = \"quic\"\n[certificates]\ndirectory = \"certs\"" } else { "transport = \"tcp\"" };

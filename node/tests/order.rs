@@ -19,10 +19,8 @@ use flexlog_protocol::SeqNum;
 use flexlog_protocol::net::quic::Credentials;
 #[cfg(feature = "etcd")]
 use support::history::Etcd;
-use support::history::{
-    ByQuic, ByTcp, Done, PATIENCE, check, epochs, flexlog, free_addresses, join_all, missing, read_all,
-};
-use support::{BINARY, On, folder};
+use support::history::{ByQuic, ByTcp, Done, PATIENCE, check, epochs, flexlog, join_all, missing, read_all};
+use support::{BINARY, On, folder, free_addresses};
 
 /// Appends of one writer: half of them one after the other, half at once.
 const APPENDS: u64 = 60;

@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use support::history::free_addresses;
-use support::{BINARY, On, Server, assert_contiguous, folder, json_lines, numbers, run, text, turn};
+use support::{BINARY, On, Server, assert_contiguous, folder, free_addresses, json_lines, numbers, run, text, turn};
 
 /// Long enough for two cores to bring the cluster to any state that is waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,7 +24,7 @@ struct Cluster {
     /// By number; those that run.
     replicas: BTreeMap<u32, Server>,
     addresses: BTreeMap<u32, String>,
-    sequencer: Server,
+    sequencer: Option<Server>,
 }
 
 /// The file of a cluster with these replicas.
@@ -57,7 +56,7 @@ impl Cluster {
         let others = file.clone();
         let sequencer = std::thread::spawn(move || start(&others, &["sequencer", "root"]));
         let replicas = addresses.keys().map(|id| (*id, start(&file, &["replica", &id.to_string()]))).collect();
-        Self { file, replicas, addresses, sequencer: sequencer.join().unwrap() }
+        Self { file, replicas, addresses, sequencer: Some(sequencer.join().unwrap()) }
     }
 
     /// Every replica's address, those that are away included.
@@ -103,6 +102,16 @@ impl Cluster {
         self.replicas.remove(&id).unwrap().kill();
     }
 
+    /// `kill -9` of the sequencer; another process takes its place while this replica starts.
+    fn replace_sequencer_and_restart(&mut self, id: u32) {
+        self.sequencer.take().unwrap().kill();
+        let file = self.file.clone();
+        // Either waits for the other.
+        let sequencer = std::thread::spawn(move || start(&file, &["sequencer", "root"]));
+        self.restart(id);
+        self.sequencer = Some(sequencer.join().unwrap());
+    }
+
     fn restart(&mut self, id: u32) {
         let server = start(&self.file, &["replica", &id.to_string()]);
         self.replicas.insert(id, server);
@@ -134,7 +143,7 @@ impl Cluster {
         for (_, server) in std::mem::take(&mut self.replicas) {
             assert!(server.terminate().0.success());
         }
-        assert!(self.sequencer.terminate().0.success());
+        assert!(self.sequencer.take().unwrap().terminate().0.success());
         for id in self.addresses.keys() {
             let mut command = Command::new(BINARY);
             command.arg("verify").arg(self.file.parent().unwrap().join(format!("data/replica-{id}")));
@@ -204,7 +213,7 @@ fn a_replica_whose_store_is_lost_is_replaced_and_never_comes_back() {
 
     let address = cluster.addresses.remove(&3).unwrap();
     cluster.addresses.insert(4, address);
-    let root = cluster.sequencer.address.split_whitespace().last().unwrap().to_owned();
+    let root = cluster.sequencer.as_ref().unwrap().address.split_whitespace().last().unwrap().to_owned();
     let replace = |file: &Path, old: &str, new: &str| {
         let mut command = Command::new(BINARY);
         command.args(["replica", "replace", old, new, "--config"]).arg(file);
@@ -253,5 +262,28 @@ fn all_down_and_all_up_in_any_order_goes_on() {
     cluster.restart(2);
     cluster.until_view(&[1, 2, 3]);
     cluster.assert_alike(400);
+    cluster.stop_and_verify();
+}
+
+/// What was acknowledged is on the one member of the view that is left; the leaf does not lead yet, and the view may not be
+/// smaller.
+#[test]
+fn a_new_leaf_with_one_of_two_members_left_takes_another_in() {
+    let _turn = turn();
+    let Some(folder) = folder(On::Tmpfs) else { return };
+    let mut cluster = Cluster::start(folder.path());
+    cluster.append(0, 100);
+    cluster.kill(3);
+    cluster.append(100, 100);
+    cluster.until_view(&[1, 2]);
+    cluster.append(200, 100);
+    cluster.kill(2);
+    fs::remove_dir_all(folder.path().join("data/replica-2")).unwrap();
+    cluster.replace_sequencer_and_restart(3);
+    cluster.until_view(&[1, 3]);
+    cluster.addresses.remove(&2);
+    // Of the new leaf's epoch, which is the root's, too.
+    assert_eq!(cluster.run(&["append", "red"], "line 300\n").trim(), "2.0");
+    cluster.assert_alike(301);
     cluster.stop_and_verify();
 }

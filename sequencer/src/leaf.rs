@@ -37,6 +37,7 @@ use crate::tails::Tails;
 use crate::tokens::Tokens;
 
 mod changing;
+mod replacing;
 mod views;
 
 #[cfg(test)]
@@ -146,10 +147,12 @@ pub struct Leaf {
 
 #[derive(Debug)]
 enum Phase {
-    /// The reports so far, by the members' places, and what sealed members said after theirs.
+    /// The reports so far, by the members' places, what sealed members said after theirs, and the member that a newcomer
+    /// copies from.
     Sealing {
         reports: Vec<Option<SealReport>>,
         early: Vec<(usize, ToLeaf)>,
+        teacher: Option<usize>,
     },
     /// Over when the entry at `new_view` has committed.
     Recovering {
@@ -211,7 +214,7 @@ impl Leaf {
         let members = view.members.len();
         Self {
             me,
-            phase: Phase::Sealing { reports: vec![None; members], early: Vec::new() },
+            phase: Phase::Sealing { reports: vec![None; members], early: Vec::new(), teacher: None },
             now: Time::default(),
             log: ShardLog::new(me.epoch, Lsn(0), vec![Lsn(0); members], MemberSet::first(members), Vec::new()),
             tokens: Tokens::new(shard, MemberSet::first(members)),
@@ -359,7 +362,10 @@ impl Leaf {
     // ---- members ----
 
     fn member_says(&mut self, now: Time, member: usize, message: ToLeaf, out: &mut Vec<Output>) {
-        if let Phase::Sealing { reports, early } = &mut self.phase {
+        if matches!(self.phase, Phase::Sealing { .. }) && !self.views.may_be_member(member) {
+            return self.newcomer_says(now, member, message, out);
+        }
+        if let Phase::Sealing { reports, early, .. } = &mut self.phase {
             match message {
                 ToLeaf::Sealed(report) if reports[member].is_none() => {
                     reports[member] = Some(*report);
@@ -403,7 +409,7 @@ impl Leaf {
 
     /// With the last report: takes the longest log, gives the others what they lack of it, and begins to write.
     fn recover_if_sealed(&mut self, now: Time, out: &mut Vec<Output>) {
-        let Phase::Sealing { reports, early } = &mut self.phase else { return };
+        let Phase::Sealing { reports, early, .. } = &mut self.phase else { return };
         let members = self.views.members();
         // While a change is in doubt it is not known who these are.
         if self.views.changes() || members.iter().any(|member| reports[member].is_none()) {
@@ -416,6 +422,8 @@ impl Leaf {
                 Ok(recovered) => recovered,
                 Err(reason) => return self.stop(reason, out),
             };
+        // Whoever was to take the place of a member that is back after all.
+        self.views.give_up(now);
 
         for id in sessions {
             self.tokens.open(now, id, None);

@@ -207,7 +207,7 @@ impl World {
     }
 
     /// The process that holds a position is gone, and another one will claim it.
-    fn position_dies(&mut self, place: usize) {
+    pub(crate) fn position_dies(&mut self, place: usize) {
         self.seats[place] = Seat { claimed: None, needs_claim: true };
         if let Some(last) = self.leader(place) {
             self.retire(last);

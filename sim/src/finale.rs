@@ -4,6 +4,7 @@ use flexlog_protocol::{Color, SeqNum};
 
 use crate::client::Client;
 use crate::invariants::{Violation, i06_alike_below_stable as i06, i10_recovery, liveness};
+use crate::machine::replica_id;
 use crate::readers::Reader;
 use crate::world::{Action, Owner, World};
 
@@ -13,8 +14,8 @@ const PATIENCE: u64 = 200_000;
 const ROUNDS: usize = 60;
 /// How often it is looked whether all replicas are in the view, and how much time passes in between: together longer
 /// than a leaf ever leaves a replica alone.
-const JOIN_ROUNDS: usize = 80;
-const JOIN_MICROS: u64 = 1_000_000;
+pub(crate) const JOIN_ROUNDS: usize = 80;
+pub(crate) const JOIN_MICROS: u64 = 1_000_000;
 /// Longer than a leaf waits for the last members to report a token.
 const ROUND_MICROS: u64 = 60_000;
 
@@ -39,6 +40,12 @@ impl World {
         self.resolve()?;
         self.join()?;
         self.audit()?;
+        if self.config.views && self.chooser.one_in(3) {
+            self.lose_in_turns()?;
+            self.resolve()?;
+            self.join()?;
+            self.audit()?;
+        }
         if self.chooser.one_in(2) {
             self.power_cut();
             self.resolve()?;
@@ -49,7 +56,7 @@ impl World {
     }
 
     /// Lets everything that is under way happen, until there is nothing.
-    fn rest(&mut self) -> Result<(), Violation> {
+    pub(crate) fn rest(&mut self) -> Result<(), Violation> {
         let mut options = Vec::new();
         let latest = self.history.event + PATIENCE;
         loop {
@@ -120,7 +127,7 @@ impl World {
     }
 
     /// Lets time pass. Whoever waits for it notices before anything else happens, as with a clock that does not jump.
-    fn pass(&mut self, micros: u64) -> Result<(), Violation> {
+    pub(crate) fn pass(&mut self, micros: u64) -> Result<(), Violation> {
         self.now = self.now.after(micros);
         for at in 0..self.sequencers.len() {
             if self.is_due(at) {
@@ -134,7 +141,7 @@ impl World {
     fn join(&mut self) -> Result<(), Violation> {
         let mut last = String::new();
         for round in 0..JOIN_ROUNDS {
-            match self.unjoined() {
+            match self.unjoined(&[]) {
                 None => return Ok(()),
                 Some(why) => last = why,
             }
@@ -148,14 +155,15 @@ impl World {
         Err(liveness::stuck(format!("with every replica there, not all are in the view: {last}")))
     }
 
-    /// What keeps a shard from having all its replicas in its view, if anything does.
-    fn unjoined(&self) -> Option<String> {
+    /// What keeps a shard from having all its replicas but these in its view, if anything does.
+    pub(crate) fn unjoined(&self, away: &[usize]) -> Option<String> {
         self.shape.shards.iter().enumerate().find_map(|(shard, of)| {
             let Some(led) = self.leader(of.place).and_then(|at| self.sequencers[at].led(shard)) else {
                 return Some(format!("shard {shard} has no leaf"));
             };
             let (status, view) = (led.leaf.status(), led.leaf.view());
-            let all = status.phase == "serving" && view.members.len() == of.replicas.len();
+            let there = of.replicas.clone().filter(|at| !away.contains(at)).map(replica_id);
+            let all = status.phase == "serving" && there.eq(view.members.iter().copied());
             (!all).then(|| format!("shard {shard}: {status:?}, view {view:?}"))
         })
     }
@@ -172,7 +180,7 @@ impl World {
         Ok(())
     }
 
-    fn auditor(&mut self) -> usize {
+    pub(crate) fn auditor(&mut self) -> usize {
         let at = self.readers.len();
         self.readers.push(Reader::auditor());
         self.readers[at].conn = Some(self.connect(Owner::Reader(at)));
@@ -223,13 +231,16 @@ impl World {
                 self.compare(auditors, color, stables[0])?;
             }
         }
-        for at in auditors {
-            if let Some(conn) = self.readers[at].conn {
-                self.disconnect(conn);
-            }
-        }
+        auditors.into_iter().for_each(|at| self.go(at));
         self.rest()?;
         self.check_bounds()
+    }
+
+    /// A reader that has no more questions.
+    pub(crate) fn go(&mut self, at: usize) {
+        if let Some(conn) = self.readers[at].conn {
+            self.disconnect(conn);
+        }
     }
 
     /// What members of one shard say of a color is alike, and all of it is told.

@@ -30,6 +30,7 @@ mod schedule;
 mod shape;
 mod shrink;
 mod stores;
+mod turns;
 mod world;
 
 pub use bug::Bug;
@@ -118,6 +119,8 @@ pub struct Counts {
     pub views: u64,
     /// Replicas that were taken into the view.
     pub added: u64,
+    /// Shards that lost two replicas in turns after everything else, and went on.
+    pub lost_in_turns: u64,
     /// Writes of copied records.
     pub copies: u64,
     /// Logs that were cut back to what is the shard's.
@@ -130,6 +133,7 @@ impl std::ops::AddAssign for Counts {
         self.crashes += other.crashes;
         self.partitions += other.partitions;
         self.lost_streams += other.lost_streams;
+        self.lost_in_turns += other.lost_in_turns;
         self.refused_images += other.refused_images;
         self.moves += other.moves;
         self.views += other.views;

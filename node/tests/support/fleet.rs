@@ -16,9 +16,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::history::{Etcd, flexlog, free_addresses};
+use super::history::{Etcd, flexlog};
 use super::net::Net;
-use super::{BINARY, On, folder, json_lines, text};
+use super::{BINARY, On, folder, free_addresses, json_lines, text};
 
 pub const SHARDS: usize = 2;
 pub const REPLICAS: usize = 3;

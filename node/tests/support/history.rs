@@ -1,7 +1,6 @@
 //! Histories of colors and how they are checked, and what tests of whole clusters need besides.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -12,7 +11,7 @@ use flexlog_protocol::SeqNum;
 use flexlog_protocol::net::quic::{self, Credentials};
 use flexlog_protocol::net::{Connect, tcp};
 
-use super::BINARY;
+use super::{BINARY, free_addresses};
 
 /// How long anything may take.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -33,13 +32,6 @@ impl Dialer for ByTcp {
     fn dial(&self, address: &str) -> Box<dyn Connect> {
         Box::new(tcp::Connector::new(address, PATIENCE))
     }
-}
-
-/// Addresses that are free now.
-pub fn free_addresses(count: usize) -> Vec<String> {
-    // All at once, so that they differ.
-    let taken: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    taken.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect()
 }
 
 pub fn flexlog(words: &[&str], folder: &Path) {

@@ -13,9 +13,11 @@ pub mod net;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
 use flexlog_storage_pm::device::SplitMix;
@@ -175,9 +177,25 @@ pub fn run(mut command: Command, input: &[u8]) -> Output {
     output
 }
 
-/// A port that was free a moment ago.
+/// A port of loopback that nobody has, by TCP and UDP, and that nobody is given who does not ask for one by its number: the system
+/// hands out those from 32768 on, also between this look and the server's start.
 pub fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    const FIRST: u32 = 10_000;
+    const COUNT: u32 = 22_000;
+    // Each once in a process, and processes begin at places of their own.
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    let free =
+        |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok() && UdpSocket::bind(("127.0.0.1", port)).is_ok();
+    (0..COUNT)
+        .map(|_| std::process::id().wrapping_mul(257).wrapping_add(GIVEN.fetch_add(1, Ordering::Relaxed)))
+        .map(|place| (FIRST + place % COUNT) as u16)
+        .find(|port| free(*port))
+        .unwrap()
+}
+
+/// So many addresses of loopback, each with a [`free_port`] of its own.
+pub fn free_addresses(count: usize) -> Vec<String> {
+    (0..count).map(|_| format!("127.0.0.1:{}", free_port())).collect()
 }
 
 /// A seeded generator: the same lines for the same seed, everywhere.

@@ -13,9 +13,12 @@ impl Leaf {
     pub(super) fn lost_touch(&mut self, now: Time, replica: ReplicaId, out: &mut Vec<Output>) {
         let learns = self.views.absent(now, replica);
         let Some(place) = self.views.place_of(replica) else { return };
-        if let Phase::Sealing { reports, early } = &mut self.phase {
+        if let Phase::Sealing { reports, early, teacher } = &mut self.phase {
             reports[place] = None;
             early.retain(|(from, _)| *from != place);
+            if *teacher == Some(place) && !self.views.changes() {
+                self.views.give_up(now);
+            }
         }
         if learns && !self.views.may_be_member(place) {
             return;
@@ -120,7 +123,7 @@ impl Leaf {
     /// Goes on with the replica that is taken in; with every flush, after what was written has been sent.
     pub(super) fn take_in(&mut self, out: &mut Vec<Output>) {
         let Some(place) = self.views.learner.as_ref().map(|learner| learner.place) else { return };
-        if !matches!(self.phase, Phase::Serving) || self.views.changes() {
+        if !self.leads() || self.views.changes() {
             return;
         }
         let (acked, last) = (self.log.acked_by(place), self.log.last());
@@ -172,15 +175,22 @@ impl Leaf {
             self.views.give_up(now);
             self.log.keep_no_more();
         }
-        if matches!(self.phase, Phase::Serving)
-            && let Some(place) = self.views.begin(now)
-        {
-            self.log.has(place, Lsn::default());
-            self.to_place(place, ToMember::Seal, out);
+        if self.leads() {
+            if let Some(place) = self.views.begin(now) {
+                self.log.has(place, Lsn::default());
+                self.to_place(place, ToMember::Seal, out);
+            }
+        } else if !gone.is_empty() {
+            self.replace(now, out);
         }
         if matches!(self.phase, Phase::Sealing { .. }) || !owing.is_empty() || self.views.awaits() {
             self.views.watch(now);
         }
+    }
+
+    /// Whether the log is recovered, and goes on with an entry of this leaf.
+    fn leads(&self) -> bool {
+        matches!(self.phase, Phase::Recovering { .. } | Phase::Serving)
     }
 
     /// Whether these members have, together, all records that a number was asked for, or that have one and are not
@@ -189,7 +199,7 @@ impl Leaf {
         self.tokens.all_held_by(members) && self.log.recovered_held_by(members)
     }
 
-    fn ask(&self, to: View, out: &mut Vec<Output>) {
+    pub(super) fn ask(&self, to: View, out: &mut Vec<Output>) {
         out.push(Output::ChangeView { from: self.views.view().clone(), to });
     }
 
@@ -198,9 +208,13 @@ impl Leaf {
         if outcome == ViewOutcome::Deposed {
             return self.stop(StopReason::Deposed, out);
         }
+        let before = self.views.members();
         let applied = self.views.decided(now, outcome == ViewOutcome::Applied);
         match (&self.phase, applied) {
-            (Phase::Sealing { .. }, _) => self.recover_if_sealed(now, out),
+            (Phase::Sealing { .. }, _) => {
+                self.seal_joined(now, before, out);
+                self.recover_if_sealed(now, out);
+            }
             (_, true) => self.enter_view(now, out),
             (_, false) => self.need_members(now, out),
         }

@@ -541,3 +541,117 @@ fn a_member_that_reports_again_is_told_how_far_wide_colors_are_settled() {
     rig.say(B, ToLeaf::Sealed(Box::new(report(11))));
     assert!(rig.flush().contains(&to(B, stable)));
 }
+
+/// A log of the sealed: committed up to 10, with one entry above.
+fn longer(commit: u64) -> SealReport {
+    let entry = Entry { lsn: Lsn(11), epoch: Epoch(2), body: Body::CloseSession(SESSION) };
+    SealReport {
+        last: (Epoch(2), Lsn(11)),
+        commit: Lsn(commit),
+        entries: vec![Arc::new(entry)],
+        view: None,
+        ..report(10)
+    }
+}
+
+fn sealed(report: SealReport) -> ToLeaf {
+    ToLeaf::Sealed(Box::new(report))
+}
+
+#[test]
+fn a_replica_takes_the_place_of_a_silent_member_before_the_log_is_recovered() {
+    let mut rig = Rig::sealing(&[A, B], 2);
+    rig.say(A, sealed(longer(10)));
+    rig.input(Input::Present(D));
+    let seals = rig.wait(REPLICA_TIMEOUT_MICROS * 2);
+    assert_eq!(seals, [to(D, ToMember::Seal)], "B cannot be dropped");
+    // It knows more of what is committed than A was told.
+    let hears = ToMember::Entries { entries: vec![], commit: Lsn(11) };
+    let told = rig.say(D, sealed(SealReport { entries: vec![], ..longer(11) }));
+    assert_eq!(told, [to(A, hears), to(D, ToMember::Learn { from: A, behind: Lsn(11) })]);
+    rig.say(D, ToLeaf::Learning);
+    // As far as A had been told before.
+    let rest = ToMember::Entries { entries: longer(10).entries, commit: Lsn(10) };
+    assert_eq!(rig.say(D, ToLeaf::Learned { upto: Lsn(10) }), [to(D, rest)]);
+    assert_eq!(rig.flush(), []);
+    let asked = change(view(1, &[A, B]), view(2, &[A, D]));
+    assert_eq!(rig.say(D, ToLeaf::Acked(Lsn(11))), [asked]);
+    // B is back, but it may be out of the view by now.
+    assert_eq!(rig.say(B, sealed(longer(10))), []);
+    assert_eq!(rig.input(Input::View(ViewOutcome::Applied)), [to(D, ToMember::Seal)]);
+    assert_eq!(rig.flush(), []);
+    rig.say(D, sealed(longer(10)));
+    let first = vec![Body::NewView(view(2, &[A, D]))];
+    assert_eq!(rig.flush(), entries(&[A, D], 12, first, 11));
+    assert_eq!(rig.say(A, ToLeaf::Acked(Lsn(12))), []);
+    assert_eq!(rig.say(D, ToLeaf::Acked(Lsn(12))), [Output::Serving]);
+}
+
+#[test]
+fn a_silent_member_that_is_back_in_time_keeps_its_place() {
+    let mut rig = Rig::sealing(&[A, B], 2);
+    rig.say(A, sealed(longer(10)));
+    rig.input(Input::Present(D));
+    rig.wait(REPLICA_TIMEOUT_MICROS * 2);
+    rig.say(D, sealed(report(3)));
+    rig.say(D, ToLeaf::Learned { upto: Lsn(10) });
+    rig.say(B, sealed(SealReport { view: None, ..report(10) }));
+    assert_eq!(rig.leaf.status().phase, "recovering");
+    assert_eq!(rig.leaf.status().learner, None);
+    assert_eq!(rig.say(D, ToLeaf::Acked(Lsn(11))), []);
+}
+
+#[test]
+fn a_replica_whose_teacher_is_lost_takes_nobodys_place() {
+    let mut rig = Rig::sealing(&[A, B], 2);
+    rig.say(A, sealed(longer(10)));
+    rig.input(Input::Present(D));
+    rig.wait(REPLICA_TIMEOUT_MICROS * 2);
+    rig.say(D, sealed(report(3)));
+    rig.say(D, ToLeaf::Learned { upto: Lsn(10) });
+    assert_eq!(rig.input(Input::Lost(A)), [to(A, ToMember::Seal)]);
+    assert_eq!(rig.say(D, ToLeaf::Acked(Lsn(11))), []);
+    // With A's report all begins anew.
+    rig.say(A, sealed(longer(10)));
+    assert_eq!(rig.wait(ADD_PAUSE_MICROS * 2), [to(D, ToMember::Seal)]);
+}
+
+#[test]
+fn a_view_that_needs_a_silent_member_is_not_smaller_than_it_may_be() {
+    let mut rig = Rig::sealing(&[A, B, C], 3);
+    rig.say(A, sealed(longer(10)));
+    rig.input(Input::Present(D));
+    rig.wait(REPLICA_TIMEOUT_MICROS * 2);
+    rig.say(D, sealed(report(3)));
+    rig.say(D, ToLeaf::Learned { upto: Lsn(10) });
+    // One of the two who are gone stays until somebody else takes its place.
+    let asked = change(view(1, &[A, B, C]), view(2, &[A, B, D]));
+    assert_eq!(rig.say(D, ToLeaf::Acked(Lsn(11))), [asked]);
+}
+
+#[test]
+fn a_member_that_lacks_what_a_newcomer_knows_to_be_committed_stops_the_leaf() {
+    let mut rig = Rig::sealing(&[A, B], 2);
+    rig.say(A, sealed(longer(10)));
+    rig.input(Input::Present(D));
+    rig.wait(REPLICA_TIMEOUT_MICROS * 2);
+    let lost = StopReason::Lost { member: A, last: Lsn(11), commit: Lsn(12) };
+    assert_eq!(rig.say(D, sealed(report(12))), [Output::Stopped(lost)]);
+}
+
+#[test]
+fn a_member_lost_while_the_log_is_completed_is_replaced() {
+    let mut rig = Rig::sealing(&[A, B], 2);
+    for member in [A, B] {
+        rig.say(member, sealed(SealReport { view: None, ..report(10) }));
+    }
+    rig.flush();
+    rig.say(A, ToLeaf::Acked(Lsn(11)));
+    rig.input(Input::Lost(B));
+    rig.input(Input::Present(D));
+    assert_eq!(rig.wait(0), [to(D, ToMember::Seal)]);
+    assert_eq!(rig.say(D, sealed(report(3))), [to(D, ToMember::Learn { from: A, behind: Lsn(10) })]);
+    rig.say(D, ToLeaf::Learned { upto: Lsn(10) });
+    rig.say(D, ToLeaf::Acked(Lsn(11)));
+    assert_eq!(rig.flush(), [change(view(1, &[A, B]), view(2, &[A, B, D]))]);
+}

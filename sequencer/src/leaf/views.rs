@@ -230,6 +230,21 @@ impl Views {
         Some(next)
     }
 
+    /// The view with the learner, and without as many of these members as it can be without.
+    pub(super) fn exchange(&mut self, silent: MemberSet) -> Option<View> {
+        let stay = self.members().without(silent);
+        let short = self.min_view.saturating_sub(stay.count() + 1);
+        let gone = silent.iter().skip(short).fold(MemberSet::default(), |set, place| set.with(MemberSet::one(place)));
+        if gone.is_empty() || stay.is_empty() {
+            return None;
+        }
+        let gone: Vec<ReplicaId> = gone.iter().map(|place| self.ids[place]).collect();
+        let mut next = self.add()?;
+        next.members.retain(|id| !gone.contains(id));
+        self.doubt = Some(next.clone());
+        Some(next)
+    }
+
     /// The change is decided. Returns whether the view is another one.
     pub(super) fn decided(&mut self, now: Time, applied: bool) -> bool {
         let Some(next) = self.doubt.take() else { return false };
