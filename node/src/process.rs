@@ -208,8 +208,12 @@ async fn start(options: &Options) -> Result<(Rc<Server>, Option<SocketAddr>), St
 
     let (metadata, kept) = metadata(topology, what, &own, &transport).await?;
     let cluster = join(&*metadata, topology).await?;
-    let from = follow::revision(&*metadata).await.map_err(OperationError::Read)?;
-    let tree = operations::tree(&*metadata).await?;
+    let (from, tree) = when_it_answers(async || {
+        // What changes behind the revision is followed, so that is read first.
+        let from = follow::revision(&*metadata).await.map_err(OperationError::Read)?;
+        Ok((from, operations::tree(&*metadata).await?))
+    })
+    .await?;
     let fenced = Arc::new(Notify::new());
     let (mut engine, seat) = match what {
         What::Sequencer(name) | What::Standby { of: name, .. } => {
@@ -227,7 +231,9 @@ async fn start(options: &Options) -> Result<(Rc<Server>, Option<SocketAddr>), St
             (Engine::new(Vec::new(), Some(place)).with_linger(linger), Some(seat))
         }
         What::Replica(id) => {
-            let members = open(topology, *id, &own, &*metadata, cluster.id, &tree, &fenced).await?;
+            let members =
+                when_it_answers(async || open(topology, *id, &own, &*metadata, cluster.id, &tree, &fenced).await)
+                    .await?;
             (Engine::new(members, None), None)
         }
     };
@@ -237,7 +243,7 @@ async fn start(options: &Options) -> Result<(Rc<Server>, Option<SocketAddr>), St
         What::Sequencer(_) | What::Standby { .. } => None,
     };
     let bounds = match replica.and_then(|(id, _)| follow::trims(&tree, id)) {
-        Some(shard) => follow::bounds_of(&*metadata, shard).await?,
+        Some(shard) => when_it_answers(async || Ok(follow::bounds_of(&*metadata, shard).await?)).await?,
         None => Vec::new(),
     };
     let keeper = Keeper::open(&own.folder.join("retention.json"), cluster.id, bounds, &mut engine)?;
@@ -359,16 +365,23 @@ pub async fn replace(topology: &Topology, old: ReplicaId, new: ReplicaId) -> Res
 
 /// The cluster of the topology, made where there is none. Waits for the metadata.
 async fn join(metadata: &dyn Metadata, topology: &Topology) -> Result<ClusterRecord, StartError> {
+    when_it_answers(async || Ok(operations::adopt(metadata, ClusterId(Uuid::new_v4()), topology).await?)).await
+}
+
+/// Does what needs the metadata, from its beginning for as long as that is away or a change is in doubt: processes are started
+/// in any order, and whoever keeps the metadata may be started again meanwhile.
+async fn when_it_answers<T>(mut act: impl AsyncFnMut() -> Result<T, StartError>) -> Result<T, StartError> {
     let mut said: Option<Instant> = None;
     loop {
-        let error = match operations::adopt(metadata, ClusterId(Uuid::new_v4()), topology).await {
-            Ok(cluster) => return Ok(cluster),
-            Err(
+        let error = match act().await {
+            Err(StartError::Operation(
                 error @ (OperationError::BeingCreated
                 | OperationError::Read(ReadError::Unavailable { .. })
-                | OperationError::Commit(CommitError::Unknown { .. } | CommitError::Refused { .. })),
-            ) => error,
-            Err(error) => return Err(error.into()),
+                | OperationError::Commit(
+                    CommitError::Unknown { .. } | CommitError::Refused { .. } | CommitError::Unavailable { .. },
+                )),
+            )) => error,
+            done => return done,
         };
         if said.is_none_or(|said| said.elapsed() >= SAY_AGAIN) {
             said = Some(Instant::now());
@@ -448,4 +461,33 @@ fn links(tree: &Tree, what: &What, transport: &Transport, cluster: ClusterId) ->
         })
     });
     Links::new(Uuid::new_v4(), here, positions.chain(replicas), dial)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn away() -> StartError {
+        let unavailable = ReadError::Unavailable { what: "the metadata".to_owned(), why: "away".to_owned() };
+        OperationError::Read(unavailable).into()
+    }
+
+    #[tokio::test]
+    async fn a_start_waits_for_metadata_that_is_away_and_ends_by_what_metadata_says() {
+        let mut tried = 0;
+        let mut act = async || {
+            tried += 1;
+            match tried {
+                1 => Err(away()),
+                2 => {
+                    let (what, why) = ("the metadata".to_owned(), "lost on the way".to_owned());
+                    Err(OperationError::Commit(CommitError::Unknown { what, why }).into())
+                }
+                _ => Ok(tried),
+            }
+        };
+        assert_eq!(when_it_answers(&mut act).await.unwrap(), 3);
+        let refused = when_it_answers(async || Err::<(), _>(OperationError::Width(0).into())).await;
+        assert!(matches!(refused, Err(StartError::Operation(OperationError::Width(0)))));
+    }
 }
