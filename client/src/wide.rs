@@ -53,27 +53,15 @@ impl Inner {
         let wait_micros = self.wait_micros(deadline);
         let first = self.any(u64::from(number.counter()));
         let answer = self.ask(deadline, first, |id| Request::Read { id, color, number, wait_micros }).await?;
-        if !matches!(answer, Answer::Elsewhere { .. }) || self.shards.len() < 2 {
-            return read_outcome(answer)?.ok_or(CallError::Unexpected);
+        let said = read_outcome(answer)?;
+        if self.shards.len() < 2 || !others_may_know(said.as_ref(), number) {
+            return said.ok_or(CallError::Unexpected);
         }
         let wait_micros = self.wait_micros(deadline);
         let others = self.shards.iter().filter(|shard| Some(**shard) != first);
         let questions = others.map(|shard| (*shard, move |id| Request::Read { id, color, number, wait_micros }));
-        // One that knows counts, whatever is wrong with the others; when all say elsewhere, nobody has it.
-        let (mut outcome, mut error) = (None, None);
-        for answer in self.ask_all(deadline, questions).await? {
-            match answer.and_then(read_outcome) {
-                Ok(None) => {}
-                Ok(Some(said)) if outcome.is_none() || matches!(said, ReadOutcome::Record(_)) => outcome = Some(said),
-                Ok(Some(_)) => {}
-                Err(why) => error = Some(why),
-            }
-        }
-        match (outcome, error) {
-            (Some(outcome), _) => Ok(outcome),
-            (None, Some(error)) => Err(error),
-            (None, None) => Ok(ReadOutcome::Hole),
-        }
+        let others = self.ask_all(deadline, questions).await?.into_iter().map(|answer| answer.and_then(read_outcome));
+        put_together(std::iter::once(Ok(said)).chain(others))
     }
 
     pub(crate) async fn read_next(&self, from: SeqNum) -> Result<NextOutcome, CallError> {
@@ -151,6 +139,36 @@ impl Inner {
     }
 }
 
+/// Whether another shard may have the number that this one said this of: it may be elsewhere, or be given and not settled
+/// on all shards, while the shard that has it knows it.
+fn others_may_know(said: Option<&ReadOutcome>, number: SeqNum) -> bool {
+    said.is_none_or(|said| matches!(said, ReadOutcome::NotYet { tail } if number < *tail))
+}
+
+/// What all shards of a color say of one number. One that knows counts, whatever is wrong with the others; when all say that it
+/// is elsewhere, nobody has it.
+fn put_together(said: impl Iterator<Item = Result<Option<ReadOutcome>, CallError>>) -> Result<ReadOutcome, CallError> {
+    let rank = |outcome: &ReadOutcome| match outcome {
+        ReadOutcome::Record(_) => 2,
+        ReadOutcome::Hole | ReadOutcome::Trimmed { .. } => 1,
+        ReadOutcome::NotYet { .. } => 0,
+    };
+    let (mut best, mut error) = (None, None);
+    for said in said {
+        match said {
+            Ok(None) => {}
+            Ok(Some(outcome)) if best.as_ref().is_none_or(|best| rank(&outcome) > rank(best)) => best = Some(outcome),
+            Ok(Some(_)) => {}
+            Err(why) => error = Some(why),
+        }
+    }
+    match (best, error) {
+        (Some(outcome), _) => Ok(outcome),
+        (None, Some(error)) => Err(error),
+        (None, None) => Ok(ReadOutcome::Hole),
+    }
+}
+
 /// `None`: it is on another shard.
 fn read_outcome(answer: Answer) -> Result<Option<ReadOutcome>, CallError> {
     Ok(Some(match answer {
@@ -161,4 +179,39 @@ fn read_outcome(answer: Answer) -> Result<Option<ReadOutcome>, CallError> {
         Answer::Elsewhere { .. } => return Ok(None),
         _ => return Err(CallError::Unexpected),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flexlog_protocol::{Epoch, Record};
+
+    fn n(counter: u32) -> SeqNum {
+        SeqNum::new(Epoch(1), counter)
+    }
+
+    fn not_yet(tail: u32) -> ReadOutcome {
+        ReadOutcome::NotYet { tail: n(tail) }
+    }
+
+    #[test]
+    fn a_number_below_the_tail_that_one_shard_does_not_know_yet_is_asked_for_at_the_others() {
+        assert!(others_may_know(None, n(5)));
+        assert!(others_may_know(Some(&not_yet(6)), n(5)));
+        assert!(!others_may_know(Some(&not_yet(5)), n(5)), "no shard has it");
+        assert!(!others_may_know(Some(&ReadOutcome::Hole), n(5)));
+    }
+
+    #[test]
+    fn the_shard_that_knows_a_number_counts() {
+        let record = ReadOutcome::Record(Record::new("it").unwrap());
+        let said = |list: Vec<Result<Option<ReadOutcome>, CallError>>| put_together(list.into_iter());
+        let away = || Err(CallError::Unexpected);
+        assert_eq!(said(vec![Ok(Some(not_yet(6))), Ok(None), Ok(Some(record.clone()))]).unwrap(), record);
+        assert_eq!(said(vec![Ok(Some(record.clone())), Ok(Some(not_yet(6))), away()]).unwrap(), record);
+        assert_eq!(said(vec![Ok(Some(not_yet(6))), Ok(Some(ReadOutcome::Hole))]).unwrap(), ReadOutcome::Hole);
+        assert_eq!(said(vec![Ok(Some(not_yet(6))), Ok(None), away()]).unwrap(), not_yet(6));
+        assert_eq!(said(vec![Ok(None), Ok(None)]).unwrap(), ReadOutcome::Hole);
+        assert!(said(vec![Ok(None), away()]).is_err(), "the one that is away may have it");
+    }
 }

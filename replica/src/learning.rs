@@ -85,11 +85,22 @@ impl Replica {
         if self.stopped.is_some() || from == self.id {
             return;
         }
-        self.next_copy += 1;
-        let copy = self.next_copy;
         self.outside = true;
         self.blocked.clear();
         self.turn_away(out);
+        let commit = self.log.commit();
+        if self.learning.is_none()
+            && commit >= behind
+            && self.log.durable_end().1 == commit
+            && self.log.last().1 == commit
+        {
+            // It lacks nothing. When it is told to learn twice, the leaf may take it in by what it said the first time, and it
+            // would drop what it is sent while it copies for nothing.
+            self.to_leaf(ToLeaf::Learned { upto: commit }, out);
+            return;
+        }
+        self.next_copy += 1;
+        let copy = self.next_copy;
         self.learning = Some(Learning { from, copy, step: Step::State(BytesMut::new()) });
         let runs = self.log.runs().to_vec();
         out.push(Output::ToPeer { to: from, message: PeerMessage::CopyFrom { copy, behind, runs } });
