@@ -268,21 +268,24 @@ impl Chaos {
             return None;
         };
         let calls = inject.split(':').next().unwrap();
-        let mut command = Command::new(strace);
-        command.args(["-f", "-o", "/dev/null", "-e", &format!("trace={calls}"), "-e", &format!("inject={inject}")]);
-        command.arg("-P").arg(self.fleet.area(at)).args(["-p", &self.fleet.pid(at).as_raw_nonzero().to_string()]);
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut errors = BufReader::new(child.stderr.take().unwrap());
         let mut said = String::new();
-        while !said.contains("attached") {
-            if errors.read_line(&mut said).unwrap() == 0 {
-                child.wait().unwrap();
-                skipped(&format!("no right to trace a process: {said}"));
-                return None;
+        // A thread that ends at this moment cannot be traced, and nothing of its process is then.
+        for _ in 0..5 {
+            let mut command = Command::new(&strace);
+            command.args(["-f", "-o", "/dev/null", "-e", &format!("trace={calls}"), "-e", &format!("inject={inject}")]);
+            command.arg("-P").arg(self.fleet.area(at)).args(["-p", &self.fleet.pid(at).as_raw_nonzero().to_string()]);
+            let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+            let mut errors = BufReader::new(child.stderr.take().unwrap());
+            while errors.read_line(&mut said).unwrap() > 0 {
+                if said.contains("attached") {
+                    std::thread::spawn(move || std::io::copy(&mut errors, &mut std::io::sink()));
+                    return Some(child);
+                }
             }
+            child.wait().unwrap();
         }
-        std::thread::spawn(move || std::io::copy(&mut errors, &mut std::io::sink()));
-        Some(child)
+        skipped(&format!("no right to trace a process: {said}"));
+        None
     }
 
     /// Everybody runs and answers, and all replicas are in their views.

@@ -183,7 +183,8 @@ impl Tokens {
     pub(crate) fn is_still_complete(&mut self, now: Time, token: Token) -> bool {
         let all = self.all;
         let pending = self.sessions.get_mut(&token.session).and_then(|session| session.pending.get_mut(&token.seq));
-        let Some(pending) = pending else { return true };
+        // Its session was closed: numbers for it would only become holes.
+        let Some(pending) = pending else { return false };
         pending.complete = all.without(pending.have).is_empty();
         if !pending.complete {
             self.late.push_front((now, token));
@@ -368,6 +369,16 @@ mod tests {
         assert_eq!(t.pending(), 2);
         t.forget(&Assign::one(staged(1).token, Color(1), SeqNum::MIN, 2));
         assert_eq!(t.pending(), 1);
+    }
+
+    #[test]
+    fn what_a_closed_session_had_complete_is_so_no_more() {
+        let mut t = tokens();
+        (0..3).for_each(|member| _ = report(&mut t, START, member, &[staged(1)]));
+        assert!(t.is_still_complete(START, staged(1).token));
+        let idle = START.after(SESSION_IDLE_MICROS);
+        assert_eq!(t.close_idle(idle), [SESSION]);
+        assert!(!t.is_still_complete(idle, staged(1).token));
     }
 
     #[test]

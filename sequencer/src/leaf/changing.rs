@@ -1,5 +1,7 @@
 //! How a leaf's view changes: who is dropped, who is taken in, and what follows from that (the design's view change).
 
+use std::cmp::Reverse;
+
 use flexlog_protocol::peer::{SealReport, ToMember};
 use flexlog_protocol::{Body, Color, Lsn, ReplicaId, SeqNum, Time, Token, View};
 
@@ -77,11 +79,11 @@ impl Leaf {
 
     /// Has the learner copy what is committed now; what commits from now on is kept for it.
     fn teach(&mut self, place: usize, out: &mut Vec<Output>) {
-        let members = self.views.members();
-        // The one that has most is least likely to keep it waiting.
-        let Some(source) = members.iter().max_by_key(|member| (self.log.acked_by(*member), usize::MAX - member)) else {
-            return;
-        };
+        // The one that has most is least likely to keep it waiting. One that is gone without a word says nothing for ever: the
+        // next try asks the next one.
+        let mut members: Vec<usize> = self.views.members().iter().collect();
+        members.sort_by_key(|member| (self.views.is_cut(*member), Reverse(self.log.acked_by(*member)), *member));
+        let Some(source) = self.views.whose_turn(&members) else { return };
         // What was lost when it was a member is not awaited: it is sent what follows on its copy.
         self.views.joined_up(place);
         // What it had staged as a member it may have dropped since.

@@ -37,12 +37,14 @@ impl Leaf {
         self.to_place(place, ToMember::Seal, out);
     }
 
-    /// The member with the longest log among those that have reported.
+    /// A member with the longest log among those that have reported.
     fn longest_sealed(&self) -> Option<usize> {
         let Phase::Sealing { reports, .. } = &self.phase else { return None };
         let members = self.views.members();
-        let sealed = members.iter().filter_map(|member| Some((reports[member].as_ref()?.last, usize::MAX - member)));
-        sealed.max().map(|(_, back)| usize::MAX - back)
+        let last = |member: usize| reports[member].as_ref().map(|report| report.last);
+        let longest = members.iter().filter_map(last).max()?;
+        let longest: Vec<usize> = members.iter().filter(|member| last(*member) == Some(longest)).collect();
+        self.views.whose_turn(&longest)
     }
 
     /// What a replica says that is taken in before the log is recovered.

@@ -676,3 +676,14 @@ fn what_is_complete_when_a_replica_joins_before_the_parent_asked_is_awaited_from
     let all = rig.flush();
     assert!(!all.iter().any(|out| matches!(out, Output::Parent(ToParent::Order { .. }))), "{all:?}");
 }
+
+#[test]
+fn a_learner_that_was_given_up_copies_from_another_member() {
+    let mut rig = Rig::serving(&[A, B, C], 2);
+    rig.input(Input::Present(D));
+    rig.wait(0);
+    // A is gone without a word, and nobody waits for it.
+    assert_eq!(rig.say(D, sealed(report(3))), [to(D, ToMember::Learn { from: A, behind: Lsn(11) })]);
+    assert_eq!(rig.wait(LEARNER_TIMEOUT_MICROS + 2 * ADD_PAUSE_MICROS), [to(D, ToMember::Seal)]);
+    assert_eq!(rig.say(D, sealed(report(3))), [to(D, ToMember::Learn { from: B, behind: Lsn(11) })]);
+}

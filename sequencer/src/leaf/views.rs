@@ -103,6 +103,8 @@ pub(super) struct Views {
     /// Replicas of the shard that are within reach and not in the view.
     present: Vec<ReplicaId>,
     pauses: BTreeMap<ReplicaId, Pause>,
+    /// Learners that were given up.
+    given_up: usize,
     /// What waits for the learner to catch up: it may write entries.
     held: VecDeque<Input>,
     look_at: Option<Time>,
@@ -123,6 +125,7 @@ impl Views {
             registered: Vec::new(),
             present: Vec::new(),
             pauses: BTreeMap::new(),
+            given_up: 0,
             held: VecDeque::new(),
             look_at: None,
         }
@@ -346,11 +349,17 @@ impl Views {
     /// The learner is not taken in now; it is tried again after a pause that grows.
     pub(super) fn give_up(&mut self, now: Time) -> Option<ReplicaId> {
         let learner = self.learner.take()?;
+        self.given_up += 1;
         let id = self.ids[learner.place];
         let pause = self.pauses.entry(id).or_insert(Pause { until: now, next: ADD_PAUSE_MICROS });
         pause.until = now.after(pause.next);
         pause.next = (pause.next * 2).min(MAX_ADD_PAUSE_MICROS);
         Some(id)
+    }
+
+    /// The one of these that a learner copies from now: another one each time that one was given up.
+    pub(super) fn whose_turn(&self, members: &[usize]) -> Option<usize> {
+        members.get(self.given_up % members.len().max(1)).copied()
     }
 
     /// The learner goes on following, and entries are written again.
