@@ -37,6 +37,10 @@ pub(crate) enum Fault {
     BreakMedium,
     LongIdle,
     LoseConnection,
+    /// Bits of settled records change on one machine's media.
+    BitsRot,
+    /// They do so on some of them while the power is gone everywhere.
+    PowerCutAndRot,
 }
 
 /// How a run is: drawn once, so that runs differ in kind.
@@ -57,6 +61,8 @@ pub(crate) struct Kind {
     pub(crate) min_view: u32,
     /// After so many microseconds a member that owes something is dropped.
     pub(crate) replica_timeout: u64,
+    /// How often stores are read through, beside the other things that happen: 0 for never before the end.
+    pub(crate) scrubs: u64,
 }
 
 impl Kind {
@@ -79,6 +85,8 @@ impl Kind {
             (Fault::BreakMedium, 4),
             (Fault::LongIdle, 2),
             (Fault::LoseConnection, 6),
+            (Fault::BitsRot, 8),
+            (Fault::PowerCutAndRot, 2),
         ];
         // A run in which some faults never come goes further in between than one that has all of them.
         let mut faults: Vec<_> = all.into_iter().filter(|_| !chooser.one_in(4)).collect();
@@ -90,6 +98,9 @@ impl Kind {
         match config.bug {
             Some(Bug::LyingFences) => fences = Fences::Lying,
             Some(Bug::OlderImage) => faults.push((Fault::PowerCutAndOlderImage, 6)),
+            Some(Bug::MendsWithOtherBytes | Bug::RotNotLookedFor | Bug::LosesRepairs | Bug::RottenBytesShown) => {
+                faults.push((Fault::BitsRot, 20));
+            }
             _ => {}
         }
         let members = config.members as u32;
@@ -108,6 +119,7 @@ impl Kind {
             // So many in a run, however long it is: a longer run is to go further in between.
             fault_every: chooser.pick(&[25, 60, 150, 400]) * (config.events / 3000).max(1),
             faults,
+            scrubs: chooser.pick(&[0, 0, 1, 2]),
         }
     }
 }
@@ -188,6 +200,11 @@ impl World {
                         (n, _) => machine.media.fail_write(n - 1),
                     }
                 }
+            }
+            Fault::BitsRot => self.bits_rot(),
+            Fault::PowerCutAndRot => {
+                self.power_cut();
+                (0..self.chooser.between(1, 6)).for_each(|_| self.bits_rot());
             }
             Fault::LongIdle => self.now = self.now.after(flexlog_protocol::limits::SESSION_IDLE_MICROS + 1_000_000),
             Fault::LoseConnection => {

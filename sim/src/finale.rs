@@ -38,18 +38,20 @@ impl World {
         self.machines.iter_mut().for_each(|machine| machine.disarm());
         self.resolve()?;
         self.join()?;
+        self.mend_everything()?;
         self.audit()?;
         if self.chooser.one_in(2) {
             self.power_cut();
             self.resolve()?;
             self.join()?;
+            self.mend_everything()?;
             self.audit()?;
         }
         self.history.judge()
     }
 
     /// Lets everything that is under way happen, until there is nothing.
-    fn rest(&mut self) -> Result<(), Violation> {
+    pub(crate) fn rest(&mut self) -> Result<(), Violation> {
         let mut options = Vec::new();
         let latest = self.history.event + PATIENCE;
         loop {
@@ -120,7 +122,7 @@ impl World {
     }
 
     /// Lets time pass. Whoever waits for it notices before anything else happens, as with a clock that does not jump.
-    fn pass(&mut self, micros: u64) -> Result<(), Violation> {
+    pub(crate) fn pass(&mut self, micros: u64) -> Result<(), Violation> {
         self.now = self.now.after(micros);
         for at in 0..self.sequencers.len() {
             if self.is_due(at) {
@@ -179,7 +181,7 @@ impl World {
         at
     }
 
-    fn trim_everything(&mut self) {
+    pub(crate) fn trim_everything(&mut self) {
         let at = self.auditor();
         let mut readers = std::mem::take(&mut self.readers);
         for shard in 0..self.shape.shards.len() {
