@@ -85,7 +85,7 @@ impl Kind {
             (Fault::BreakMedium, 4),
             (Fault::LongIdle, 2),
             (Fault::LoseConnection, 6),
-            (Fault::BitsRot, 8),
+            (Fault::BitsRot, 12),
             (Fault::PowerCutAndRot, 2),
         ];
         // A run in which some faults never come goes further in between than one that has all of them.
@@ -121,6 +121,13 @@ impl Kind {
             faults,
             scrubs: chooser.pick(&[0, 0, 1, 2]),
         }
+    }
+}
+
+impl Kind {
+    /// Whether bits rot.
+    pub(crate) fn rots(&self) -> bool {
+        self.faults.iter().any(|(fault, _)| *fault == Fault::BitsRot)
     }
 }
 

@@ -21,7 +21,7 @@ const ROUND_MICROS: u64 = 60_000;
 impl World {
     pub(crate) fn finale(&mut self) -> Result<(), Violation> {
         self.record(|| "no more faults".to_owned());
-        self.config.faults = false;
+        let rots = std::mem::take(&mut self.config.faults) && self.kind.rots();
         let cut = !self.net.cuts.is_empty();
         self.net.end_stalls();
         for machine in &mut self.machines {
@@ -38,16 +38,26 @@ impl World {
         self.machines.iter_mut().for_each(|machine| machine.disarm());
         self.resolve()?;
         self.join()?;
-        self.mend_everything()?;
-        self.audit()?;
+        self.look(rots)?;
         if self.chooser.one_in(2) {
             self.power_cut();
             self.resolve()?;
             self.join()?;
-            self.mend_everything()?;
-            self.audit()?;
+            self.look(rots)?;
         }
         self.history.judge()
+    }
+
+    /// Looks at everything, and has mended what rotted, by whoever comes to it first: readers, or the scrub.
+    fn look(&mut self, rots: bool) -> Result<(), Violation> {
+        (0..if rots { 4 } else { 0 }).for_each(|_| self.bits_rot());
+        if self.chooser.one_in(2) {
+            self.audit()?;
+            self.mend_everything()
+        } else {
+            self.mend_everything()?;
+            self.audit()
+        }
     }
 
     /// Lets everything that is under way happen, until there is nothing.

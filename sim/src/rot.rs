@@ -3,8 +3,8 @@
 //!
 //! It promises that no more rots than the cluster must survive: of each record, however small a view may become, one of
 //! its members keeps a good copy. For that each replica's [`Rot`] says of which records it may have none, and forgets that
-//! only when a good one is known to be durable. Only payload rots, and only of what has its number and is known, by a later
-//! entry on the same medium, to have been durable: damage to more than that a store may refuse.
+//! only when a good one is known to be durable. Only tags and payload rot, and only of what has its number and is known, by
+//! a later entry on the same medium, to have been durable: damage to more than that a store may refuse.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -175,16 +175,16 @@ impl World {
         may
     }
 
-    /// Some bits of a record's payload change wherever it lies, or in one of the places.
+    /// Some bits of a record change wherever it lies, or in one of the places.
     fn rots(&mut self, at: usize, color: Color, number: SeqNum) {
-        let Some(payload) = self.history.record(color, number).map(|record| record.payload().clone()) else { return };
+        let Some(encoded) = self.history.record(color, number).map(encoded) else { return };
         let media = self.machines[at].media.clone();
         let ssd = self.machines[at].ssd.clone();
         let mut places: Vec<(Option<String>, usize)> = Vec::new();
-        places.extend(find(&media.bytes(), &payload).map(|place| (None, place)));
+        places.extend(find(&media.bytes(), &encoded).map(|place| (None, place)));
         for name in ssd.iter().flat_map(|ssd| ssd.list().unwrap_or_default()) {
             let bytes = ssd.as_ref().and_then(|ssd| ssd.contents(&name)).unwrap_or_default();
-            places.extend(find(&bytes, &payload).map(|place| (Some(name.clone()), place)));
+            places.extend(find(&bytes, &encoded).map(|place| (Some(name.clone()), place)));
         }
         if places.is_empty() {
             return;
@@ -195,8 +195,8 @@ impl World {
         }
         for (file, place) in places {
             for _ in 0..self.chooser.between(1, 3) {
-                let byte = self.chooser.below(payload.len() as u64) as usize;
-                let changed = [payload[byte] ^ (1 << self.chooser.below(8))];
+                let byte = self.chooser.below(encoded.len() as u64) as usize;
+                let changed = [encoded[byte] ^ (1 << self.chooser.below(8))];
                 match (&file, &ssd) {
                     (Some(name), Some(ssd)) => _ = ssd.damage(name, place + byte, &changed),
                     _ => media.damage((place + byte) as u64, &changed),
@@ -343,9 +343,23 @@ fn ended(late: Late, records: &mut Vec<(SeqNum, Record)>) -> Result<Option<SeqNu
     late.error.map_or(Ok(Some(late.covered)), Err)
 }
 
-/// Where `payload` lies in `bytes`.
-fn find<'a>(bytes: &'a [u8], payload: &'a [u8]) -> impl Iterator<Item = usize> + use<'a> {
-    let (key, rest) = payload.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
+/// A record's bytes that only its own checksum covers: its tags, where it has some, and its payload.
+fn encoded(record: &Record) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if !record.tags().is_empty() {
+        bytes.push(record.tags().len() as u8);
+        for tag in record.tags() {
+            bytes.push(tag.as_bytes().len() as u8);
+            bytes.extend_from_slice(tag.as_bytes());
+        }
+    }
+    bytes.extend_from_slice(record.payload());
+    bytes
+}
+
+/// Where `record` lies in `bytes`.
+fn find<'a>(bytes: &'a [u8], record: &'a [u8]) -> impl Iterator<Item = usize> + use<'a> {
+    let (key, rest) = record.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
     let key = u64::from_le_bytes(*key);
     let words = bytes.array_windows::<8>().enumerate();
     words
