@@ -68,6 +68,11 @@ pub enum Bug {
 }
 
 impl Bug {
+    /// Whether it shows only where bits rot.
+    pub(crate) fn is_of_rot(self) -> bool {
+        matches!(self, Self::MendsWithOtherBytes | Self::RotNotLookedFor | Self::LosesRepairs | Self::RottenBytesShown)
+    }
+
     /// All of them.
     pub const ALL: [Self; 31] = [
         Self::DurableBeforeFence,

@@ -85,8 +85,6 @@ impl Kind {
             (Fault::BreakMedium, 4),
             (Fault::LongIdle, 2),
             (Fault::LoseConnection, 6),
-            (Fault::BitsRot, 12),
-            (Fault::PowerCutAndRot, 2),
         ];
         // A run in which some faults never come goes further in between than one that has all of them.
         let mut faults: Vec<_> = all.into_iter().filter(|_| !chooser.one_in(4)).collect();
@@ -98,10 +96,17 @@ impl Kind {
         match config.bug {
             Some(Bug::LyingFences) => fences = Fences::Lying,
             Some(Bug::OlderImage) => faults.push((Fault::PowerCutAndOlderImage, 6)),
-            Some(Bug::MendsWithOtherBytes | Bug::RotNotLookedFor | Bug::LosesRepairs | Bug::RottenBytesShown) => {
-                faults.push((Fault::BitsRot, 20));
-            }
             _ => {}
+        }
+        // Drawn apart: where nothing rots a seed is the run that it would be without.
+        let mut apart = chooser.fork();
+        let mut rot = vec![(Fault::BitsRot, 12), (Fault::PowerCutAndRot, 2)];
+        rot.retain(|_| !apart.one_in(4));
+        match config.bug {
+            None => faults.extend(rot),
+            Some(bug) if bug.is_of_rot() => faults.push((Fault::BitsRot, 20)),
+            // It has its run for itself.
+            Some(_) => {}
         }
         let members = config.members as u32;
         let fixed = chooser.one_in(5) || !config.views;
@@ -118,8 +123,8 @@ impl Kind {
             payload: chooser.pick(&[64, 200, 600]),
             // So many in a run, however long it is: a longer run is to go further in between.
             fault_every: chooser.pick(&[25, 60, 150, 400]) * (config.events / 3000).max(1),
+            scrubs: if rots(&faults) { apart.pick(&[0, 0, 1, 2]) } else { 0 },
             faults,
-            scrubs: chooser.pick(&[0, 0, 1, 2]),
         }
     }
 }
@@ -127,8 +132,12 @@ impl Kind {
 impl Kind {
     /// Whether bits rot.
     pub(crate) fn rots(&self) -> bool {
-        self.faults.iter().any(|(fault, _)| *fault == Fault::BitsRot)
+        rots(&self.faults)
     }
+}
+
+fn rots(faults: &[(Fault, u64)]) -> bool {
+    faults.iter().any(|(fault, _)| matches!(fault, Fault::BitsRot | Fault::PowerCutAndRot))
 }
 
 impl World {

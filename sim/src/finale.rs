@@ -15,6 +15,9 @@ const ROUNDS: usize = 60;
 /// than a leaf ever leaves a replica alone.
 const JOIN_ROUNDS: usize = 80;
 const JOIN_MICROS: u64 = 1_000_000;
+/// As often as long a member may have to ask again for what is damaged before it answers: an earlier question may have come
+/// when the other did not know enough.
+const MEND_ROUNDS: usize = 3;
 /// Longer than a leaf waits for the last members to report a token.
 const ROUND_MICROS: u64 = 60_000;
 
@@ -51,7 +54,7 @@ impl World {
     /// Looks at everything, and has mended what rotted, by whoever comes to it first: readers, or the scrub.
     fn look(&mut self, rots: bool) -> Result<(), Violation> {
         (0..if rots { 4 } else { 0 }).for_each(|_| self.bits_rot());
-        if self.chooser.one_in(2) {
+        if rots && self.chooser.one_in(2) {
             self.audit()?;
             self.mend_everything()
         } else {
@@ -222,6 +225,12 @@ impl World {
             }
             self.readers = readers;
             self.rest()?;
+            for _ in 0..MEND_ROUNDS {
+                if auditors.iter().any(|at| self.readers[*at].open() > 0) {
+                    self.pass(JOIN_MICROS)?;
+                    self.rest()?;
+                }
+            }
         }
         if let Some(at) = auditors.iter().find(|at| self.readers[**at].open() > 0) {
             return Err(liveness::stuck(format!("nobody answers {}", self.readers[*at].state())));

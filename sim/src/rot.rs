@@ -367,3 +367,79 @@ fn find<'a>(bytes: &'a [u8], record: &'a [u8]) -> impl Iterator<Item = usize> + 
         .map(|(at, _)| at)
         .filter(move |at| bytes.get(at + 8..at + 8 + rest.len()).is_some_and(|found| found == rest))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use flexlog_protocol::{Append, Epoch, Incarnation, Position};
+    use uuid::Uuid;
+
+    use super::*;
+
+    const KEY: (Color, SeqNum) = (Color(1), SeqNum::MIN);
+
+    fn stage() -> (Token, Write) {
+        let token = Token { seq: 1, ..Token::default() };
+        let record = Record::new("a record that is long enough").unwrap_or_else(|error| panic!("{error}"));
+        let append = Append::new(token, KEY.0, None, vec![record]).unwrap_or_else(|error| panic!("{error}"));
+        (token, Write::Stage(Arc::new(append)))
+    }
+
+    fn fence() -> Write {
+        Write::Fence(Incarnation { position: Position(0), epoch: Epoch(1), uuid: Uuid::nil() })
+    }
+
+    #[test]
+    fn only_what_a_later_durable_write_says_to_have_been_durable_may_rot() {
+        let (token, stage) = stage();
+        let mut rot = Rot::default();
+        rot.note(&stage);
+        // Made before the first was durable: it says nothing of that.
+        rot.note(&fence());
+        rot.settles();
+        rot.settles();
+        assert!(!rot.is_known(token, KEY));
+        // One that the store did not take says nothing either.
+        rot.note(&Write::Nothing);
+        rot.settles();
+        assert!(!rot.is_known(token, KEY));
+        rot.note(&fence());
+        assert!(!rot.is_known(token, KEY));
+        rot.settles();
+        assert!(rot.is_known(token, KEY));
+        // It is written once more, which is not known.
+        rot.note(&Write::Copy(vec![KEY]));
+        assert!(!rot.is_known(token, KEY));
+        // An opening makes what it found durable; the next write says so.
+        rot.found();
+        assert!(!rot.is_known(token, KEY));
+        rot.note(&fence());
+        rot.settles();
+        assert!(rot.is_known(token, KEY));
+    }
+
+    #[test]
+    fn what_is_rotten_stays_so_until_its_repair_is_durable() {
+        let repair = Write::Repair { color: KEY.0, number: KEY.1, written: true };
+        let after = SeqNum::from_raw(1);
+        let mut rot = Rot::default();
+        rot.rotten.insert(KEY);
+        rot.note(&repair);
+        assert!(rot.is_any(KEY.0, KEY.1, after) && !rot.is_any(KEY.0, after, SeqNum::MAX));
+        // The power goes before it is durable.
+        rot.take_back();
+        rot.found();
+        assert!(rot.is_any(KEY.0, KEY.1, after));
+        rot.note(&repair);
+        rot.settles();
+        assert!(!rot.is_any(KEY.0, KEY.1, after));
+    }
+
+    #[test]
+    fn records_are_found_wherever_they_lie() {
+        let record = b"0123456789abcdef";
+        let bytes = [&b"xx"[..], record, b"01234567", record, &record[..12]].concat();
+        assert_eq!(find(&bytes, record).collect::<Vec<_>>(), [2, 26]);
+    }
+}
