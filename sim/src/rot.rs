@@ -359,13 +359,12 @@ fn encoded(record: &Record) -> Vec<u8> {
 
 /// Where `record` lies in `bytes`.
 fn find<'a>(bytes: &'a [u8], record: &'a [u8]) -> impl Iterator<Item = usize> + use<'a> {
-    let (key, rest) = record.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
-    let key = u64::from_le_bytes(*key);
-    let words = bytes.array_windows::<8>().enumerate();
+    let (key, rest) = record.split_at(record.len().min(8));
+    let words = bytes.windows(key.len().max(1)).enumerate();
     words
-        .filter(move |(_, word)| u64::from_le_bytes(**word) == key)
+        .filter(move |(_, word)| *word == key)
         .map(|(at, _)| at)
-        .filter(move |at| bytes.get(at + 8..at + 8 + rest.len()).is_some_and(|found| found == rest))
+        .filter(move |at| bytes.get(at + 8..).is_some_and(|found| found.starts_with(rest)))
 }
 
 #[cfg(test)]

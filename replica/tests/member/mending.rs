@@ -219,15 +219,12 @@ fn one_that_is_trimmed_meanwhile_is_not_written() {
 /// The trim commits between the read of the damaged record and its end.
 #[test]
 fn one_that_was_trimmed_since_it_was_read_is_answered_as_such() {
-    let read = |bench: &mut Bench| bench.ask(Request::Read { id: 9, color: COLOR, number: n(1, 1), wait_micros: 0 });
-    let subscribe = |bench: &mut Bench| {
-        bench.ask(Request::Subscribe { id: 9, color: COLOR, tag: None, from: n(1, 1), credit: 1 << 20 })
-    };
-    let asks: [&dyn Fn(&mut Bench) -> Vec<Output>; 2] = [&read, &subscribe];
+    let read = Request::Read { id: 9, color: COLOR, number: n(1, 1), wait_micros: 0 };
+    let subscribe = Request::Subscribe { id: 9, color: COLOR, tag: None, from: n(1, 1), credit: 1 << 20 };
     // Behind the trim point is another record, or none.
-    for (ask, upto) in asks.into_iter().flat_map(|ask| [(ask, 1), (ask, 2)]) {
+    for (request, upto) in [read, subscribe].into_iter().flat_map(|request| [(request.clone(), 1), (request, 2)]) {
         let (mut bench, _) = three();
-        assert_eq!(ask(&mut bench), []);
+        assert_eq!(bench.ask(request), []);
         let (fetch, ..) = bench.fetches.pop().unwrap();
         bench.commit(Body::Trim { color: COLOR, upto: n(1, upto) });
         let outputs = bench.step(Input::Fetched { fetch, result: Err(damage(1)) });
