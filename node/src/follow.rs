@@ -112,6 +112,21 @@ impl Server {
         let removed = self.tree.borrow_mut().remove_replica(*replica);
         if let (Some(links), Some(record)) = (&self.links, removed) {
             self.replicas_changed(links, record.shard);
+            self.forget_replaced(links);
+        }
+    }
+
+    /// Links to replicas that were replaced are given up, once no view has them any more.
+    fn forget_replaced(&self, links: &Links) {
+        let tree = self.tree.borrow();
+        for link in links.status() {
+            if let Peer::Replica(replica) = link.peer
+                && tree.replica(replica).is_none()
+                && tree.shards.iter().all(|shard| !shard.view.members.contains(&replica))
+            {
+                tracing::info!(%replica, "it was replaced: no link to it is kept any more");
+                links.forget(link.peer);
+            }
         }
     }
 
@@ -148,6 +163,9 @@ impl Server {
                 }
             }
             Changed::Shard(record) => {
+                if let Some(links) = &self.links {
+                    self.forget_replaced(links);
+                }
                 // The first member of a shard's view trims for all.
                 if self.replica.is_some_and(|(_, shard)| shard == record.shard) {
                     self.bounds_due.set(true);

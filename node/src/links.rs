@@ -93,6 +93,8 @@ struct Shared {
     /// Who is here.
     here: RefCell<BTreeSet<Peer>>,
     addresses: RefCell<BTreeMap<Peer, String>>,
+    /// Where nobody will be any more.
+    forgotten: RefCell<BTreeSet<Peer>>,
     links: RefCell<BTreeMap<Peer, Rc<Link>>>,
     incoming: RefCell<Incoming>,
     /// Ends the connection that a stream comes by.
@@ -119,8 +121,9 @@ struct Link {
     down: RefCell<Option<String>>,
     /// Where frames go out while there is a connection.
     outlet: Outlet<LinkFrame>,
-    /// The connection is to be made anew.
+    /// The connection is to be made anew; or not, if the peer is forgotten.
     cut: Notify,
+    forgotten: Cell<bool>,
 }
 
 /// What waits for the engine.
@@ -178,6 +181,7 @@ impl Links {
             dial,
             here: RefCell::new(here.into_iter().collect()),
             addresses: RefCell::new(addresses.into_iter().collect()),
+            forgotten: RefCell::default(),
             links: RefCell::default(),
             incoming: RefCell::new(Incoming::new(process)),
             closers: RefCell::default(),
@@ -202,10 +206,22 @@ impl Links {
     /// is lost.
     pub fn locate(&self, peer: Peer, address: impl Into<String>) {
         let address = address.into();
+        self.shared.forgotten.borrow_mut().remove(&peer);
         self.shared.addresses.borrow_mut().insert(peer, address.clone());
         if let Some(link) = self.shared.links.borrow().get(&peer)
             && link.address.replace(address.clone()) != address
         {
+            link.cut.notify_one();
+        }
+    }
+
+    /// Nobody will be at `peer` any more: no connection to it is kept or tried, and what is sent there goes nowhere; unless it
+    /// is located again.
+    pub fn forget(&self, peer: Peer) {
+        self.shared.addresses.borrow_mut().remove(&peer);
+        self.shared.forgotten.borrow_mut().insert(peer);
+        if let Some(link) = self.shared.links.borrow_mut().remove(&peer) {
+            link.forgotten.set(true);
             link.cut.notify_one();
         }
     }
@@ -219,6 +235,7 @@ impl Links {
         let known = self.shared.links.borrow().get(&peer).cloned();
         let link = match known {
             Some(link) => link,
+            None if self.shared.forgotten.borrow().contains(&peer) => return Ok(()),
             None => self.link(peer)?,
         };
         if link.lost.get() {
@@ -258,6 +275,7 @@ impl Links {
             down: RefCell::new(Some("not connected yet".into())),
             outlet: Outlet::default(),
             cut: Notify::new(),
+            forgotten: Cell::new(false),
         });
         self.shared.links.borrow_mut().insert(peer, Rc::clone(&link));
         self.spawn(Rc::clone(&self.shared).keep(Rc::clone(&link)));
@@ -335,6 +353,9 @@ impl Shared {
                 tracing::info!(peer = %link.peer, "no connection: {why}");
                 self.inbox.push(Event::Down { peer: link.peer, why }, 0);
             }
+            if link.forgotten.get() {
+                return;
+            }
             failed = true;
             if acks.get() > 0 {
                 backoff = FIRST_BACKOFF;
@@ -342,6 +363,9 @@ impl Shared {
             select! {
                 () = sleep(backoff) => backoff = (backoff * 2).min(LAST_BACKOFF),
                 () = link.cut.notified() => backoff = FIRST_BACKOFF,
+            }
+            if link.forgotten.get() {
+                return;
             }
         }
     }

@@ -364,6 +364,69 @@ fn too_much_that_waits_is_told_and_the_link_goes_on() {
 }
 
 #[test]
+fn one_who_is_forgotten_is_not_dialed_any_more() {
+    run(async {
+        let (slot, address) = place(None).await;
+        let replica = links(REPLICA, &[]);
+        *slot.borrow_mut() = Some(Rc::clone(&replica));
+        let leaf = links(LEAF, &[(REPLICA, &address)]);
+        leaf.send(REPLICA, &[confirm(0)]).unwrap();
+        assert_eq!(round(&wait(&replica, message).await), 0);
+        leaf.forget(REPLICA);
+        assert_eq!(leaf.status(), []);
+        // The connection ends, and what is said goes nowhere: not to the address, which nobody else is told of.
+        wait(&leaf, |event| matches!(event, Event::Down { peer: REPLICA, .. }).then_some(())).await;
+        leaf.reach(REPLICA);
+        leaf.send(REPLICA, &[confirm(1)]).unwrap();
+        assert_eq!(leaf.status(), []);
+        // Once it is located it is another link.
+        leaf.locate(REPLICA, address);
+        leaf.send(REPLICA, &[confirm(2)]).unwrap();
+        assert_eq!(round(&wait(&replica, message).await), 2);
+        assert_eq!(leaf.status().len(), 1);
+    });
+}
+
+#[test]
+fn one_who_is_away_and_forgotten_is_not_tried_again() {
+    run(async {
+        let other = Peer::Replica(ReplicaId(2));
+        // Nobody listens at these addresses.
+        let listeners =
+            [TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap()];
+        let [here, there] = listeners.map(|listener| listener.local_addr().unwrap().to_string());
+        let tries = Rc::new(RefCell::new(Vec::new()));
+        let (tried, told) = (Rc::clone(&tries), Rc::new(Notify::new()));
+        let tell = Rc::clone(&told);
+        let counting: Dial = Box::new(move |address: String| {
+            tried.borrow_mut().push(address.clone());
+            tell.notify_one();
+            dial()(address)
+        });
+        let addresses = [(REPLICA, here.clone()), (other, there.clone())];
+        let leaf = Links::new(Uuid::new_v4(), [LEAF], addresses, counting);
+        let count = |of: &str| tries.borrow().iter().filter(|address| *address == of).count();
+        let until = async |here_too: usize, most: usize| {
+            let all = async {
+                while count(&here) < here_too || count(&there) < most {
+                    told.notified().await;
+                }
+            };
+            timeout(Duration::from_secs(60), all).await.expect("tries within a minute");
+        };
+        leaf.reach(REPLICA);
+        leaf.reach(other);
+        until(3, 3).await;
+        leaf.forget(REPLICA);
+        let (before, others) = (count(&here), count(&there));
+        // The other one is tried as often as both were before, and more rarely each time.
+        until(before, 2 * others).await;
+        assert_eq!(count(&here), before);
+        assert_eq!(leaf.status().iter().map(|link| link.peer).collect::<Vec<_>>(), [other]);
+    });
+}
+
+#[test]
 fn one_who_is_not_at_the_address_says_so() {
     run(async {
         let (slot, address) = place(None).await;

@@ -98,6 +98,22 @@ impl Cluster {
         }
     }
 
+    /// Waits until no process keeps a link to a replica any more.
+    fn until_no_link_to(&self, replica: u32) {
+        let begun = Instant::now();
+        loop {
+            let status = json_lines(&self.run(&["status", "--json", "--interval", "0"], "")).remove(0);
+            let links =
+                status["processes"].as_array().unwrap().iter().filter_map(|process| process["links"].as_array());
+            let names: Vec<&str> = links.flatten().map(|link| link["to"].as_str().unwrap()).collect();
+            assert!(names.contains(&"replica-4"), "{status}");
+            if !names.contains(&&*format!("replica-{replica}")) {
+                return;
+            }
+            assert!(begun.elapsed() < PATIENCE, "links to replica {replica} stay: {status}");
+        }
+    }
+
     fn kill(&mut self, id: u32) {
         self.replicas.remove(&id).unwrap().kill();
     }
@@ -231,6 +247,7 @@ fn a_replica_whose_store_is_lost_is_replaced_and_never_comes_back() {
     assert!(replace(&cluster.file, "3", "4").status.success(), "done already");
     cluster.restart(4);
     cluster.until_view(&[1, 2, 4]);
+    cluster.until_no_link_to(3);
     cluster.append(400, 100);
     cluster.assert_alike(500);
     cluster.stop_and_verify();

@@ -63,6 +63,10 @@ impl Replica {
     /// Has records mended, and then goes on with what they were read for.
     pub(crate) fn mend(&mut self, now: Time, damage: Damage, waits: Option<FetchFor>, out: &mut Vec<Output>) {
         let Damage { color, number, end, .. } = damage;
+        if self.colors.get(&color).and_then(ColorState::trim_point).is_some_and(|point| point >= number) {
+            // It was trimmed since it was read.
+            return waits.into_iter().for_each(|purpose| self.look_again(purpose, out));
+        }
         let range = match self.colors.get(&color) {
             // It is known which numbers name records.
             Some(ColorState::Narrow(state)) => state.next_record(number).map(|first| (first, after(first))),

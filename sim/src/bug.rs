@@ -57,11 +57,24 @@ pub enum Bug {
     SettledWhenGranted,
     /// A position is not told that what it sent to another is lost.
     PositionLossNotTold,
+    /// What a member is sent for its damaged records is another record.
+    MendsWithOtherBytes,
+    /// Nobody looks for what is damaged and not read.
+    RotNotLookedFor,
+    /// What is sent for a damaged record is not written.
+    LosesRepairs,
+    /// A record whose checksum does not match is shown all the same.
+    RottenBytesShown,
 }
 
 impl Bug {
+    /// Whether it shows only where bits rot.
+    pub(crate) fn is_of_rot(self) -> bool {
+        matches!(self, Self::MendsWithOtherBytes | Self::RotNotLookedFor | Self::LosesRepairs | Self::RottenBytesShown)
+    }
+
     /// All of them.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 31] = [
         Self::DurableBeforeFence,
         Self::EntriesDurableWhenFenceStarts,
         Self::SealWithoutFence,
@@ -89,5 +102,9 @@ impl Bug {
         Self::EpochEndsDiffer,
         Self::SettledWhenGranted,
         Self::PositionLossNotTold,
+        Self::MendsWithOtherBytes,
+        Self::RotNotLookedFor,
+        Self::LosesRepairs,
+        Self::RottenBytesShown,
     ];
 }

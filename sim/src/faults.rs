@@ -37,6 +37,10 @@ pub(crate) enum Fault {
     BreakMedium,
     LongIdle,
     LoseConnection,
+    /// Bits of settled records change on one machine's media.
+    BitsRot,
+    /// They do so on some of them while the power is gone everywhere.
+    PowerCutAndRot,
 }
 
 /// How a run is: drawn once, so that runs differ in kind.
@@ -57,6 +61,8 @@ pub(crate) struct Kind {
     pub(crate) min_view: u32,
     /// After so many microseconds a member that owes something is dropped.
     pub(crate) replica_timeout: u64,
+    /// How often stores are read through, beside the other things that happen: 0 for never before the end.
+    pub(crate) scrubs: u64,
 }
 
 impl Kind {
@@ -92,6 +98,16 @@ impl Kind {
             Some(Bug::OlderImage) => faults.push((Fault::PowerCutAndOlderImage, 6)),
             _ => {}
         }
+        // Drawn apart: where nothing rots a seed is the run that it would be without.
+        let mut apart = chooser.fork();
+        let mut rot = vec![(Fault::BitsRot, 12), (Fault::PowerCutAndRot, 2)];
+        rot.retain(|_| !apart.one_in(4));
+        match config.bug {
+            None => faults.extend(rot),
+            Some(bug) if bug.is_of_rot() => faults.push((Fault::BitsRot, 20)),
+            // It has its run for itself.
+            Some(_) => {}
+        }
         let members = config.members as u32;
         let fixed = chooser.one_in(5) || !config.views;
         let min_view = if fixed { members } else { chooser.pick(&[1, 2]).min(members) };
@@ -107,9 +123,21 @@ impl Kind {
             payload: chooser.pick(&[64, 200, 600]),
             // So many in a run, however long it is: a longer run is to go further in between.
             fault_every: chooser.pick(&[25, 60, 150, 400]) * (config.events / 3000).max(1),
+            scrubs: if rots(&faults) { apart.pick(&[0, 0, 1, 2]) } else { 0 },
             faults,
         }
     }
+}
+
+impl Kind {
+    /// Whether bits rot.
+    pub(crate) fn rots(&self) -> bool {
+        rots(&self.faults)
+    }
+}
+
+fn rots(faults: &[(Fault, u64)]) -> bool {
+    faults.iter().any(|(fault, _)| matches!(fault, Fault::BitsRot | Fault::PowerCutAndRot))
 }
 
 impl World {
@@ -188,6 +216,11 @@ impl World {
                         (n, _) => machine.media.fail_write(n - 1),
                     }
                 }
+            }
+            Fault::BitsRot => self.bits_rot(),
+            Fault::PowerCutAndRot => {
+                self.power_cut();
+                (0..self.chooser.between(1, 6)).for_each(|_| self.bits_rot());
             }
             Fault::LongIdle => self.now = self.now.after(flexlog_protocol::limits::SESSION_IDLE_MICROS + 1_000_000),
             Fault::LoseConnection => {

@@ -16,13 +16,16 @@ const ROUNDS: usize = 60;
 /// than a leaf ever leaves a replica alone.
 pub(crate) const JOIN_ROUNDS: usize = 80;
 pub(crate) const JOIN_MICROS: u64 = 1_000_000;
+/// As often as long a member may have to ask again for what is damaged before it answers: an earlier question may have come
+/// when the other did not know enough.
+const MEND_ROUNDS: usize = 3;
 /// Longer than a leaf waits for the last members to report a token.
 const ROUND_MICROS: u64 = 60_000;
 
 impl World {
     pub(crate) fn finale(&mut self) -> Result<(), Violation> {
         self.record(|| "no more faults".to_owned());
-        self.config.faults = false;
+        let rots = std::mem::take(&mut self.config.faults) && self.kind.rots();
         let cut = !self.net.cuts.is_empty();
         self.net.end_stalls();
         for machine in &mut self.machines {
@@ -39,7 +42,7 @@ impl World {
         self.machines.iter_mut().for_each(|machine| machine.disarm());
         self.resolve()?;
         self.join()?;
-        self.audit()?;
+        self.look(rots)?;
         if self.config.views && self.chooser.one_in(3) {
             self.lose_in_turns()?;
             self.resolve()?;
@@ -50,9 +53,21 @@ impl World {
             self.power_cut();
             self.resolve()?;
             self.join()?;
-            self.audit()?;
+            self.look(rots)?;
         }
         self.history.judge()
+    }
+
+    /// Looks at everything, and has mended what rotted, by whoever comes to it first: readers, or the scrub.
+    fn look(&mut self, rots: bool) -> Result<(), Violation> {
+        (0..if rots { 4 } else { 0 }).for_each(|_| self.bits_rot());
+        if rots && self.chooser.one_in(2) {
+            self.audit()?;
+            self.mend_everything()
+        } else {
+            self.mend_everything()?;
+            self.audit()
+        }
     }
 
     /// Lets everything that is under way happen, until there is nothing.
@@ -187,7 +202,7 @@ impl World {
         at
     }
 
-    fn trim_everything(&mut self) {
+    pub(crate) fn trim_everything(&mut self) {
         let at = self.auditor();
         let mut readers = std::mem::take(&mut self.readers);
         for shard in 0..self.shape.shards.len() {
@@ -218,6 +233,12 @@ impl World {
             }
             self.readers = readers;
             self.rest()?;
+            for _ in 0..MEND_ROUNDS {
+                if auditors.iter().any(|at| self.readers[*at].open() > 0) {
+                    self.pass(JOIN_MICROS)?;
+                    self.rest()?;
+                }
+            }
         }
         if let Some(at) = auditors.iter().find(|at| self.readers[**at].open() > 0) {
             return Err(liveness::stuck(format!("nobody answers {}", self.readers[*at].state())));

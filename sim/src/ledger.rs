@@ -10,6 +10,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use flexlog_protocol::{Append, Body, Color, Entry, Incarnation, Lsn, SeqNum, Token};
 
+use crate::rot::Rot;
+
 /// Records that were staged.
 #[derive(Clone, Debug)]
 pub(crate) struct Written {
@@ -28,6 +30,12 @@ pub(crate) enum Write {
     Copy(Vec<(Color, SeqNum)>),
     /// Only the log up to here stands.
     Truncate(Lsn),
+    /// A record that was damaged. Not `written`: it is whole, or trimmed.
+    Repair {
+        color: Color,
+        number: SeqNum,
+        written: bool,
+    },
     /// The store refused it.
     Nothing,
 }
@@ -79,6 +87,7 @@ pub(crate) struct Ledger {
     pub(crate) checkpoints: Vec<(Lsn, Bytes)>,
     /// What the store was told to forget.
     pub(crate) trims: BTreeMap<Color, SeqNum>,
+    pub(crate) rot: Rot,
     pending: VecDeque<Pending>,
     /// How many writes of this process are durable.
     settled: u64,
@@ -87,6 +96,7 @@ pub(crate) struct Ledger {
 impl Ledger {
     /// Takes a write. A checkpoint above the end of the log stands for all that is `committed` up to it.
     pub(crate) fn note(&mut self, write: Write, committed: &[Arc<Entry>]) {
+        self.rot.note(&write);
         let pending = match write {
             Write::Stage(append) => {
                 let token = append.token();
@@ -137,7 +147,7 @@ impl Ledger {
                 }
                 Pending::Truncate(gone)
             }
-            Write::Nothing => Pending::Nothing,
+            Write::Repair { .. } | Write::Nothing => Pending::Nothing,
         };
         self.pending.push_back(pending);
     }
@@ -155,6 +165,7 @@ impl Ledger {
         while self.settled < upto {
             let Some(pending) = self.pending.pop_front() else { break };
             self.settled += 1;
+            self.rot.settles();
             match pending {
                 Pending::Stage(token) => {
                     if let Some(written) = self.staged.get_mut(&token) {
@@ -182,6 +193,7 @@ impl Ledger {
 
     /// The last write that may not be there is not. Returns false when all that is left must be there.
     pub(crate) fn take_back(&mut self) -> bool {
+        self.rot.take_back();
         match self.pending.pop_back() {
             None => return false,
             Some(Pending::Entry(..)) => _ = self.log.pop(),
@@ -202,6 +214,7 @@ impl Ledger {
 
     /// What is in the log now is durable, and nothing is pending.
     pub(crate) fn found(&mut self) {
+        self.rot.found();
         let jump = self.pending.iter().rposition(|pending| matches!(pending, Pending::Jump(..)));
         for pending in self.pending.drain(..).take(jump.unwrap_or_default()) {
             if let Pending::Copy(numbers) = pending {
@@ -214,6 +227,18 @@ impl Ledger {
         for entry in std::mem::take(&mut self.log) {
             self.assign(&entry);
             self.log.push(entry);
+        }
+    }
+
+    /// Whether the records of a token are durable with their numbers, and only so.
+    pub(crate) fn has_numbered(&self, token: Token, key: (Color, SeqNum)) -> bool {
+        if self.over.contains_key(&token) {
+            return false;
+        }
+        let assigned = self.assigned.get(&token).is_some_and(|(_, lsn)| lsn.0 <= self.durable);
+        match self.staged.get(&token) {
+            Some(written) => written.durable && assigned,
+            None => self.copied.get(&key) == Some(&true),
         }
     }
 

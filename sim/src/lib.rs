@@ -25,6 +25,7 @@ mod metadata;
 mod net;
 mod positions;
 mod readers;
+mod rot;
 mod route;
 mod schedule;
 mod shape;
@@ -125,6 +126,10 @@ pub struct Counts {
     pub copies: u64,
     /// Logs that were cut back to what is the shard's.
     pub truncations: u64,
+    /// Records of which bits rotted on some medium.
+    pub rotten: u64,
+    /// Records that were written again for that.
+    pub mended: u64,
 }
 
 impl std::ops::AddAssign for Counts {
@@ -140,6 +145,8 @@ impl std::ops::AddAssign for Counts {
         self.added += other.added;
         self.copies += other.copies;
         self.truncations += other.truncations;
+        self.rotten += other.rotten;
+        self.mended += other.mended;
     }
 }
 

@@ -16,6 +16,7 @@ use flexlog_tree_config::identity::{self, Opening};
 use uuid::Uuid;
 
 use crate::metadata::Metadata;
+use crate::rot::Scrub;
 
 const CLUSTER: ClusterId = ClusterId(Uuid::from_u128(0x5f10));
 /// Events of a medium after which nothing is broken any more.
@@ -60,6 +61,7 @@ pub(crate) struct Member {
     /// It was told to learn, and has a copy up to here: it serves nobody before a view that it is in has committed behind
     /// that.
     pub(crate) outside: Option<u64>,
+    pub(crate) scrub: Scrub,
 }
 
 /// How far the opening of a store is.
@@ -309,6 +311,7 @@ impl Machine {
             sealing,
             follows: None,
             outside: None,
+            scrub: Scrub::default(),
         }));
         Ok(outputs)
     }

@@ -135,25 +135,14 @@ fn series(arguments: &Arguments, out: &mut impl Write) -> io::Result<u64> {
         }
     }
     let seconds = started.elapsed().as_secs_f64().max(0.001);
-    let Counts {
-        faults,
-        crashes,
-        partitions,
-        lost_streams,
-        refused_images,
-        moves,
-        views,
-        added,
-        lost_in_turns,
-        copies,
-        truncations,
-    } = counts;
+    let Counts { faults, crashes, partitions, lost_streams, refused_images, moves, .. } = counts;
+    let Counts { views, added, lost_in_turns, copies, truncations, rotten, mended, .. } = counts;
     writeln!(
         out,
         "{done} seeds ({:.1}/s), {failed} failed; {events} events ({:.0}/s), {faults} faults: {crashes} crashes, \
          {partitions} partitions, {lost_streams} lost streams, {refused_images} older images refused; {appends} appends \
-         acknowledged, {views} view changes, {added} replicas taken in, {lost_in_turns} shards that lost two, {copies} copies, {truncations} truncations, \
-         {moves} moves to SSD files; {seconds:.1} s",
+         acknowledged, {views} view changes, {added} replicas taken in, {lost_in_turns} shards that lost two, {copies} copies, \
+         {truncations} truncations, {moves} moves to SSD files, {rotten} records rotten, {mended} written again; {seconds:.1} s",
         f64::from(u32::try_from(done).unwrap_or(u32::MAX)) / seconds,
         events as f64 / seconds,
     )?;

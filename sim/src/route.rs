@@ -6,17 +6,20 @@ use std::sync::Arc;
 use flexlog_protocol::api::{Answer, AppendRefusal, Request};
 use flexlog_protocol::media::LogStore;
 use flexlog_protocol::peer::{FromParent, Of, PeerMessage, Staged, ToLeaf, ToMember};
-use flexlog_protocol::{Body, ReplicaId, SeqNum};
+use flexlog_protocol::{Body, Record, ReplicaId, SeqNum};
 use flexlog_replica::{Damage, Input, Output};
 
 use crate::bug::Bug;
 use crate::invariants::{
-    Violation, i02_on_every_member as i02, i03_settled_before_shown as i03, i09_old_incarnations as i09, i12_bounds,
-    outside,
+    Violation, i02_on_every_member as i02, i03_settled_before_shown as i03, i05_stays_readable as i05,
+    i09_old_incarnations as i09, i12_bounds, outside,
 };
 use crate::machine::{member_of, replica_id};
 use crate::net::{Fetch, Packet, Stream};
 use crate::world::{Owner, World};
+
+/// Marks the name of a copy that mends something.
+const MENDS: u64 = 1 << 63;
 
 impl World {
     pub(crate) fn push(&mut self, stream: Stream, packet: Packet) {
@@ -48,7 +51,14 @@ impl World {
             }
             (Stream::ToMetadata { .. }, packet @ Packet::ChangeView { .. }) => self.change_view(stream, packet),
             (Stream::FromMetadata { leaf, shard }, Packet::View(outcome)) => self.view_decided(leaf, shard, outcome),
-            (Stream::Peer { from, to }, Packet::Peer(message)) => {
+            (Stream::Peer { from, to }, Packet::Peer(mut message)) => {
+                if self.is_bug(Bug::MendsWithOtherBytes)
+                    && let PeerMessage::Copied { copy, records, .. } = &mut message
+                    && *copy & MENDS != 0
+                    && let Ok(other) = Record::new("another")
+                {
+                    records.iter_mut().for_each(|(_, record)| *record = other.clone());
+                }
                 self.member_input(to, Input::Peer { from: replica_id(from), message })
             }
             (Stream::Request { conn, .. }, Packet::Disconnected) => {
@@ -253,7 +263,9 @@ impl World {
                         self.push(Stream::Answer { member: at, conn: to }, Packet::Answer(answer));
                     }
                 }
-                Output::Damaged(_) | Output::Lost(_) => {}
+                Output::Damaged(_) => {}
+                // Of each record a member of each view has one that is whole.
+                Output::Lost(damage) => return Err(i05::unreadable(&damage.why)),
                 Output::Stopped(why) => {
                     self.stopped(&format!("member {at}"), &why)?;
                     if let Some(member) = self.machines[at].up_mut() {
@@ -328,7 +340,7 @@ impl World {
         let mut records = Vec::new();
         let read = self.member(at)?.store.read_through(color, from, upto, max_records, max_bytes, &mut records);
         let result = match read {
-            Err(error) if records.is_empty() => Err(Damage::from(error)),
+            Err(error) if records.is_empty() => self.rot_shown(error),
             // As in the engine: the one that cannot be read is met again, first, by the next fetch.
             _ => Ok(records),
         };

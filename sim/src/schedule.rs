@@ -19,6 +19,12 @@ impl Chooser {
         Self { state: seed ^ 0x5f0f_a11e_d00d_1065, trace: 0xcbf2_9ce4_8422_2325 }
     }
 
+    /// Another source, that this one determines and that leaves this one as it is.
+    #[must_use]
+    pub fn fork(&self) -> Self {
+        Self::new(self.state.rotate_left(32))
+    }
+
     /// The next number: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
     pub fn draw(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);

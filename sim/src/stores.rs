@@ -18,6 +18,7 @@ impl World {
             Persist::Fence(_) => self.is_bug(Bug::SealWithoutFence),
             Persist::Copy { .. } => self.is_bug(Bug::LosesCopies),
             Persist::Truncate { .. } => self.is_bug(Bug::NotTruncated),
+            Persist::Repair { .. } => self.is_bug(Bug::LosesRepairs),
             _ => false,
         };
         let Some(member) = self.machines[at].up_mut() else { return Ok(()) };
@@ -26,12 +27,15 @@ impl World {
         if member.failed.is_some() || unwritten {
             return self.history.writes(at, Write::Nothing);
         }
+        let mut repaired = false;
         let result = match &what {
             Persist::Stage(append) => member.store.stage(append),
             Persist::Entry(entry) => member.store.append(entry),
             Persist::Fence(incarnation) => member.store.seal(*incarnation),
             Persist::Copy { color, first, records } => member.store.copy(*color, *first, records),
-            Persist::Repair { color, number, record } => member.store.repair(*color, *number, record).map(|_| ()),
+            Persist::Repair { color, number, record } => {
+                member.store.repair(*color, *number, record).map(|written| repaired = written)
+            }
             Persist::Truncate { upto, entries } => member.store.truncate(*upto, entries),
             Persist::Checkpoint { upto, state } => {
                 member.checkpointing = false;
@@ -43,10 +47,12 @@ impl World {
         let repair = matches!(what, Persist::Repair { .. });
         let (checkpoint, copy) = (matches!(what, Persist::Checkpoint { .. }), matches!(what, Persist::Copy { .. }));
         self.counts.copies += u64::from(copy && !full);
+        self.counts.mended += u64::from(repaired);
+        self.history.ledgers[at].rot.was_full |= repair && full;
         self.counts.truncations += u64::from(matches!(what, Persist::Truncate { .. }));
         // Where the medium failed a part of it may be there.
         let write = match what {
-            _ if full && (stage.is_some() || checkpoint || copy) => Write::Nothing,
+            _ if full && (stage.is_some() || checkpoint || copy || repair) => Write::Nothing,
             Persist::Stage(append) => Write::Stage(append),
             Persist::Entry(entry) => Write::Entry(entry),
             Persist::Fence(incarnation) => Write::Fence(incarnation),
@@ -56,8 +62,7 @@ impl World {
                 let numbers = records.iter().zip(counters).map(|(_, at)| (color, SeqNum::new(first.epoch(), at)));
                 Write::Copy(numbers.collect())
             }
-            // The number names the same record as before.
-            Persist::Repair { .. } => Write::Nothing,
+            Persist::Repair { color, number, .. } => Write::Repair { color, number, written: repaired },
             Persist::Truncate { upto, .. } => Write::Truncate(upto),
         };
         self.history.writes(at, write)?;

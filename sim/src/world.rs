@@ -60,6 +60,8 @@ pub(crate) enum Action {
     LeafReplaced(usize),
     /// A process whose store failed is started again.
     Restart(usize),
+    /// A member reads on in its store, to find what is damaged.
+    Scrub(usize),
     PassTime,
     Client(usize),
     Reader(usize),
@@ -248,6 +250,7 @@ impl World {
                 options.push((Action::TickLeaf(at), 4));
             }
         }
+        self.scrub_options(&mut options);
         options.push((Action::PassTime, 3));
         options.extend((0..self.clients.len()).filter(|at| self.clients[*at].alive).map(|at| (Action::Client(at), 3)));
         options
@@ -343,6 +346,7 @@ impl World {
                 self.leaf_replaced(at)?;
             }
             Action::Restart(at) => self.end_one(at, true)?,
+            Action::Scrub(at) => self.scrub(at)?,
             Action::PassTime => {
                 let micros = self.chooser.between(1, 20_000);
                 self.now = self.now.after(micros);
@@ -450,6 +454,7 @@ impl World {
                 if let Some(member) = self.machines[at].up() {
                     i10_recovery::reads_back(&self.history, at, &member.store)?;
                 }
+                self.opened_with_rot(at);
                 self.comes_up(at);
                 Ok(())
             }

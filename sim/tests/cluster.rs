@@ -31,9 +31,11 @@ fn whole_log_survives_lost_lines() {
     }
     // Runs in which nothing happens would survive too.
     let Counts { crashes, refused_images, partitions, lost_streams, views, added, copies, truncations, .. } = counts;
+    let Counts { rotten, mended, .. } = counts;
     assert!(acknowledged > 3000 && crashes > 2000 && refused_images > 50, "{acknowledged} {counts:?}");
     assert!(partitions > 1000 && lost_streams > 1500 && views > 500 && added > 300, "{counts:?}");
     assert!(copies > 1000 && truncations > 8, "{counts:?}");
+    assert!(rotten > 300 && mended > 300, "{counts:?}");
 }
 
 /// The same with several positions and shards, colors of each and of all of them, and numbers from above.
@@ -48,6 +50,7 @@ fn nothing_is_lost_below_a_tree() {
     let Counts { crashes, partitions, lost_streams, views, added, copies, .. } = counts;
     assert!(acknowledged > 3000 && crashes > 4000 && views > 400 && added > 300, "{acknowledged} {counts:?}");
     assert!(partitions > 1400 && lost_streams > 2000 && copies > 400, "{counts:?}");
+    assert!(counts.rotten > 300 && counts.mended > 300, "{counts:?}");
 }
 
 /// The same where the shard keeps its first view, whatever happens.

@@ -29,6 +29,10 @@ fn broken_by(bug: Bug) -> &'static [Invariant] {
         Bug::ViewWithoutCondition => &[I::OnEveryMember, I::Liveness],
         Bug::OldParentsGrants | Bug::EpochEndsDiffer | Bug::SettledWhenGranted => &[I::AlikeBelowStable],
         Bug::LossNotTold | Bug::PositionLossNotTold => &[I::Liveness],
+        // A reader is shown it, or it is what is written again.
+        Bug::MendsWithOtherBytes => &[I::StaysReadable, I::Mended],
+        Bug::RottenBytesShown => &[I::StaysReadable],
+        Bug::RotNotLookedFor | Bug::LosesRepairs => &[I::Mended],
         // What was committed is written over, or the members pass by what the new leaf writes in its place, or see
         // what is missing in their log, and stop.
         Bug::ReportsCutShort => &[I::OnEveryMember, I::OneNumberOneRecord, I::OldIncarnations, I::Liveness],

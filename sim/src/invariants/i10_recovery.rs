@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use flexlog_protocol::media::{LogStore, Recovered};
+use flexlog_protocol::media::{LogStore, ReadError, Recovered};
 use flexlog_protocol::{Body, Color, Entry, Lsn, SeqNum, Token};
 
 use super::{Invariant, Violation, check};
@@ -102,9 +102,16 @@ pub(crate) fn reads_back(history: &History, member: usize, store: &impl LogStore
         let Body::Assign(runs) = &entry.body else { continue };
         for run in runs {
             let mut found = Vec::new();
-            let read = store.read_through(run.color, run.first, run.end(), usize::MAX, usize::MAX, &mut found);
-            if let Err(error) = read {
-                return Err(Violation { invariant: I10, what: format!("member {member}: {error}") });
+            let mut rotten = Vec::new();
+            let (mut from, upto) = (run.first, run.end());
+            while from < upto
+                && let Err(error) = store.read_through(run.color, from, upto, usize::MAX, usize::MAX, &mut found)
+            {
+                let (ReadError::Damaged { number, end, .. } | ReadError::Io { number, end, .. }) = error;
+                // Where the place of one does not say which it is, some of those that it may be.
+                check(ledger.rot.is_any(run.color, number, end), I10, || format!("member {member}: {error}"))?;
+                from = end.max(number.plus(1).unwrap_or(upto));
+                rotten.push(number..from);
             }
             for (token, first) in run.each() {
                 let staged = ledger.staged.get(&token).map(|written| &written.append);
@@ -112,8 +119,9 @@ pub(crate) fn reads_back(history: &History, member: usize, store: &impl LogStore
                 for (record, counter) in append.records().iter().zip(first.counter()..) {
                     let number = SeqNum::new(first.epoch(), counter);
                     let read = found.iter().find(|(n, _)| *n == number).map(|(_, record)| record);
-                    let is_there =
-                        read == Some(record) || (read.is_none() && is_trimmed(history, member, run.color, number));
+                    let is_there = read == Some(record)
+                        || read.is_none() && rotten.iter().any(|range| range.contains(&number))
+                        || (read.is_none() && is_trimmed(history, member, run.color, number));
                     check(is_there, I10, || {
                         format!("member {member} has {}/{number} as {read:?}, and was given {record:?}", run.color)
                     })?;

@@ -17,6 +17,7 @@ pub(crate) mod i09_old_incarnations;
 pub(crate) mod i10_recovery;
 pub(crate) mod i12_bounds;
 pub(crate) mod liveness;
+pub(crate) mod mended;
 pub(crate) mod outside;
 
 use std::fmt;
@@ -46,6 +47,8 @@ pub enum Invariant {
     History,
     /// A replica that is outside the view serves nobody.
     OutsideServesNobody,
+    /// With faults at an end, nothing that rotted stays damaged, and each store has every settled record.
+    Mended,
     /// With faults at an end, everything comes to an end: appends are resolved, readers answered, members level.
     Liveness,
 }
@@ -64,6 +67,7 @@ impl fmt::Display for Invariant {
             Self::Bounds => "I12 (bounds)",
             Self::History => "history",
             Self::OutsideServesNobody => "outside serves nobody",
+            Self::Mended => "mended",
             Self::Liveness => "liveness",
         })
     }
