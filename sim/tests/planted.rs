@@ -20,7 +20,7 @@ fn broken_by(bug: Bug) -> &'static [Invariant] {
         Bug::UncommittedRead => &[I::SettledBeforeShown],
         Bug::LocalTail => &[I::StaysReadable],
         Bug::WrongEpochEnd => &[I::AlikeBelowStable],
-        Bug::TrimsOneMore => &[I::StaysReadable, I::AlikeBelowStable, I::OnEveryMember],
+        Bug::TrimsOneMore => &[I::StaysReadable, I::AlikeBelowStable, I::OnEveryMember, I::Mended],
         Bug::SilentRefusal => &[I::Bounds],
         // The member sees the gap in its log, and stops.
         Bug::LosesStream => &[I::Liveness],
