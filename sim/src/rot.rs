@@ -94,6 +94,11 @@ impl Rot {
         self.durable = self.writes;
     }
 
+    /// Whether nothing may be rotten here.
+    pub(crate) fn is_none(&self) -> bool {
+        self.rotten.is_empty()
+    }
+
     /// Whether any of these numbers may be rotten here.
     pub(crate) fn is_any(&self, color: Color, low: SeqNum, end: SeqNum) -> bool {
         self.rotten.range((color, low)..).next().is_some_and(|key| *key < (color, end))

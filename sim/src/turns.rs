@@ -15,7 +15,9 @@ impl World {
         let mut turns = Vec::new();
         for shard in self.shape.shards.clone() {
             let count = shard.replicas.len() as u64;
-            if count >= 3 && count > u64::from(shard.min_view) {
+            // What was trimmed is not mended, but whoever takes the log over asks for it: with the others lost nobody has it whole.
+            let whole = shard.replicas.clone().all(|at| self.history.ledgers[at].rot.is_none());
+            if whole && count >= 3 && count > u64::from(shard.min_view) {
                 let first = self.chooser.below(count);
                 let second = (first + 1 + self.chooser.below(count - 1)) % count;
                 turns.push((
