@@ -113,6 +113,11 @@ impl Client {
         self.alive && (!self.open.is_empty() || matches!(self.session, Session::Opening { .. }))
     }
 
+    /// Whether it was told of a session.
+    pub(crate) fn has_session(&self) -> bool {
+        matches!(self.session, Session::Open(_))
+    }
+
     /// For people.
     pub(crate) fn state(&self) -> String {
         format!("{:?}, open: {:?}", self.session, self.open.keys().collect::<Vec<_>>())

@@ -207,7 +207,7 @@ impl World {
     }
 
     /// The process that holds a position is gone, and another one will claim it.
-    fn position_dies(&mut self, place: usize) {
+    pub(crate) fn position_dies(&mut self, place: usize) {
         self.seats[place] = Seat { claimed: None, needs_claim: true };
         if let Some(last) = self.leader(place) {
             self.retire(last);
@@ -226,6 +226,15 @@ impl World {
             self.history.ledgers[at].process_ended();
         }
         self.broken_stores = false;
+    }
+
+    /// The power is gone at one machine, and of what was not fenced some lines stay, as `kept` says.
+    pub(crate) fn power_cut_but_for(&mut self, at: usize, kept: u64) {
+        self.counts.crashes += 1;
+        self.machines[at].power_cut_but_for(kept);
+        self.history.ledgers[at].process_ended();
+        self.lose_process(at);
+        self.disconnect_readers();
     }
 
     /// `kill -9`: no process is left, the media are as written.

@@ -172,7 +172,7 @@ impl World {
         Ok(())
     }
 
-    fn auditor(&mut self) -> usize {
+    pub(crate) fn auditor(&mut self) -> usize {
         let at = self.readers.len();
         self.readers.push(Reader::auditor());
         self.readers[at].conn = Some(self.connect(Owner::Reader(at)));

@@ -46,6 +46,8 @@ pub enum Invariant {
     History,
     /// A replica that is outside the view serves nobody.
     OutsideServesNobody,
+    /// No invariant of the log: a scenario's script comes to its end.
+    Scenario,
     /// With faults at an end, everything comes to an end: appends are resolved, readers answered, members level.
     Liveness,
 }
@@ -64,6 +66,7 @@ impl fmt::Display for Invariant {
             Self::Bounds => "I12 (bounds)",
             Self::History => "history",
             Self::OutsideServesNobody => "outside serves nobody",
+            Self::Scenario => "scenario",
             Self::Liveness => "liveness",
         })
     }
