@@ -49,7 +49,7 @@ impl World {
     }
 
     /// Lets everything that is under way happen, until there is nothing.
-    fn rest(&mut self) -> Result<(), Violation> {
+    pub(crate) fn rest(&mut self) -> Result<(), Violation> {
         let mut options = Vec::new();
         let latest = self.history.event + PATIENCE;
         loop {
@@ -58,6 +58,7 @@ impl World {
             }
             options.clear();
             self.inner_options(&mut options);
+            self.leave_held(&mut options);
             let flushes = (0..self.sequencers.len()).map(|at| (Action::Flush(at), 2));
             let busy = !options.is_empty();
             if busy {
@@ -85,6 +86,7 @@ impl World {
                 }
             }
             self.inner_options(&mut options);
+            self.leave_held(&mut options);
             if options.is_empty() {
                 return Ok(());
             }
@@ -120,7 +122,7 @@ impl World {
     }
 
     /// Lets time pass. Whoever waits for it notices before anything else happens, as with a clock that does not jump.
-    fn pass(&mut self, micros: u64) -> Result<(), Violation> {
+    pub(crate) fn pass(&mut self, micros: u64) -> Result<(), Violation> {
         self.now = self.now.after(micros);
         for at in 0..self.sequencers.len() {
             if self.is_due(at) {

@@ -287,6 +287,7 @@ impl World {
         }
         if let Answer::AppendRefused { token, why: AppendRefusal::SessionExpired, .. } = answer
             && self.history.of(at).view.contains(&at)
+            && crate::shape::shard_of(token.shard) == self.history.home(at)
         {
             let closed = self.history.of(at).sessions.get(&token.session).is_none_or(|session| session.closed);
             return outside::denies(at, *token, closed);

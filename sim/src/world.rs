@@ -273,12 +273,21 @@ impl World {
         if self.broken_stores {
             options.push((Action::Fault(Fault::PowerCut), 1));
         }
-        for held in &self.held {
-            options.retain(|(action, _)| !held(self, *action));
-        }
+        self.leave_held(&mut options);
         let action = self.chooser.weighted(&options);
         self.options = options;
         self.act(action.unwrap_or(Action::PassTime))
+    }
+
+    /// What a scenario's script holds does not happen.
+    pub(crate) fn leave_held(&self, options: &mut Vec<(Action, u64)>) {
+        if !self.held.is_empty() {
+            options.retain(|(action, _)| !self.is_held(*action));
+        }
+    }
+
+    pub(crate) fn is_held(&self, action: Action) -> bool {
+        self.held.iter().any(|held| held(self, action))
     }
 
     /// What the cluster has to do by itself.

@@ -30,6 +30,8 @@ use crate::{Config, Happened};
 
 /// Events within which each step's condition is reached.
 const PATIENCE: u64 = 40_000;
+/// So many events, and then everything comes to rest and a second passes, unless the script holds the time.
+const BREATH: u64 = 1500;
 /// Appends that are acknowledged before a script goes on.
 const SOME: u64 = 4;
 
@@ -91,6 +93,7 @@ impl Scenario {
         let cluster = &self.cluster;
         (kind.fixed, kind.outside, kind.min_view) = (false, cluster.outside, cluster.min_view);
         (kind.numbers_per_epoch, kind.colors) = (flexlog_protocol::SeqNum::MAX_COUNT, 1);
+        kind.replica_timeout = 400_000;
         if config.bug == Some(Bug::LyingFences) {
             kind.fences = Fences::Lying;
         } else if cluster.slow {
@@ -109,7 +112,7 @@ impl Scenario {
         for at in self.cluster.members..self.cluster.members + self.cluster.outside {
             world.machines[at].down_until = u64::MAX;
         }
-        let mut play = Play { world, scenario: self, step: 0, clients };
+        let mut play = Play { world, scenario: self, step: 0, clients, retries: false };
         (self.script)(&mut play)?;
         play.release();
         Ok(())
@@ -123,6 +126,8 @@ pub(crate) struct Play<'a> {
     /// Conditions so far.
     step: u32,
     clients: usize,
+    /// Clients do nothing but send again what they wait for.
+    retries: bool,
 }
 
 impl Play<'_> {
@@ -130,11 +135,20 @@ impl Play<'_> {
     fn until(&mut self, what: &str, is_so: impl Fn(&World) -> bool) -> Done {
         self.begins(what);
         let latest = self.world.history.event + PATIENCE;
-        while !is_so(self.world) {
+        for n in 1.. {
+            if is_so(self.world) {
+                break;
+            }
             if self.world.history.event >= latest {
                 return Err(self.fails(what, "was not reached"));
             }
-            self.happens()?;
+            if n % BREATH == 0 && !self.world.is_held(Action::PassTime) {
+                // Whoever is busy all the time takes nobody in, and what was given up is tried again after seconds.
+                self.world.rest()?;
+                self.world.pass(1_000_000)?;
+            } else {
+                self.happens()?;
+            }
         }
         Ok(())
     }
@@ -164,16 +178,28 @@ impl Play<'_> {
         Violation { invariant: Invariant::Scenario, what }
     }
 
-    /// One thing happens. Clients that would be gone for good come back.
+    /// One thing happens. Clients that would be gone for good come back, and those that are held send again what they
+    /// wait for.
     fn happens(&mut self) -> Done {
+        if self.world.is_held(Action::Client(0)) && self.retries && self.world.chooser.one_in(20) {
+            (0..self.clients).for_each(|at| self.world.client_acts(at, true));
+        }
         self.world.step()?;
         self.world.clients[..self.clients].iter_mut().for_each(|client: &mut Client| client.alive = true);
         Ok(())
     }
 
-    /// Every shard serves, and something is appended at each.
+    /// Clients send nothing new, only what they wait for, until [`Play::release`].
+    fn only_retries(&mut self) {
+        self.retries = true;
+        self.hold(|_, action| matches!(action, Action::Client(_)));
+    }
+
+    /// Every shard serves with all its replicas that are up, and something is appended at each.
     fn all_serve(&mut self) -> Done {
-        self.until("every shard serves", |w| (0..w.shape.shards.len()).all(|shard| w.serves(shard)))?;
+        self.until("every shard serves", |w| {
+            (0..w.shape.shards.len()).all(|shard| w.serves(shard) && w.is_whole(shard))
+        })?;
         self.appends()
     }
 
@@ -214,6 +240,7 @@ impl Play<'_> {
     /// What was held and what was cut off goes on.
     fn release(&mut self) {
         self.world.held.clear();
+        self.retries = false;
         self.heal();
     }
 
@@ -298,6 +325,12 @@ impl World {
     fn acknowledged(&self, shard: usize) -> u64 {
         let sent = self.history.sent.iter().filter(|(_, sent)| sent.is_acknowledged);
         sent.filter(|(token, _)| crate::shape::shard_of(token.shard) == shard).count() as u64
+    }
+
+    /// Whether all replicas of a shard that may be up are in its view.
+    fn is_whole(&self, shard: usize) -> bool {
+        let mut up = self.shape.shards[shard].replicas.clone().filter(|at| self.machines[*at].down_until < u64::MAX);
+        up.all(|at| self.view(shard).contains(&at))
     }
 
     fn view(&self, shard: usize) -> &[usize] {

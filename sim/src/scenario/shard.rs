@@ -179,8 +179,9 @@ fn new_leaf_reaches_one_member(play: &mut Play<'_>) -> Done {
     play.position_dies(0);
     let next = leaf_site(Epoch(play.world.metadata.epoch + 1));
     play.cut_off(next | replica_site(0));
+    let view = play.world.view(0).to_vec();
     play.until("member 0 follows a new leaf", |w| w.member(0).is_some_and(|m| m.follows == w.metadata.holders[0]))?;
-    play.stays(800, "nobody is evicted", |w| w.view(0).len() == 3)?;
+    play.stays(800, "nobody is evicted", move |w| w.view(0) == view)?;
     play.release();
     play.all_serve()
 }
@@ -198,12 +199,14 @@ fn tail_joins_no_round_under_way(play: &mut Play<'_>) -> Done {
         let packets: Vec<_> = to_1(w).into_iter().flat_map(|stream| w.net.packets(stream)).collect();
         let asks = |packet: &&Packet| matches!(packet, Packet::ToMember(of) if matches!(of.message, ToMember::Confirm { .. }));
         let brings = |packet: &Packet| matches!(packet, Packet::ToMember(of) if brings(&of.message, assigns));
-        packets.first().is_some_and(asks) && packets.iter().any(|packet| brings(packet))
+        let waits = w.clients.iter().any(|client| client.waits_for_some(&w.history));
+        waits && packets.first().is_some_and(asks) && packets.iter().any(|packet| brings(packet))
     })?;
     play.world.held.clear();
     play.hold_time();
     play.hold(|_, action| matches!(action, Action::Reader(_)));
     play.hold_to_leaf(|member, message| member == 1 && matches!(message, ToLeaf::Confirmed { .. }));
+    play.only_retries();
     let before = play.world.history.floor(color);
     play.until("the append is acknowledged", |w| w.history.floor(color) > before)?;
     play.stays(50, "the round is not over", |w| w.readers[first].open() > 0)?;
@@ -273,8 +276,10 @@ fn assignment_before_its_record(play: &mut Play<'_>) -> Done {
 
 fn session_on_one_member(play: &mut Play<'_>) -> Done {
     let opens = |entry: &Entry| matches!(entry.body, Body::OpenSession { .. });
-    play.hold_to_member(move |member, message| member != 0 && brings(message, opens));
+    play.hold(|_, action| matches!(action, Action::Client(_)));
     play.until("the shard serves", |w| w.serves(0))?;
+    play.world.held.clear();
+    play.hold_to_member(move |member, message| member != 0 && brings(message, opens));
     play.hold_time();
     play.until("a session is durable on member 0 and on no other", |w| alone(w, opens))?;
     play.stays(300, "nobody is told", |w| !w.clients.iter().any(|client| client.has_session()))?;

@@ -4,6 +4,7 @@ use flexlog_protocol::peer::{FromParent, ToMember, ToParent};
 use flexlog_protocol::{Body, Color, Entry, Epoch, SeqNum};
 
 use super::{Cluster, Done, Play, Scenario, assigns, brings};
+use crate::client::Client;
 use crate::faults::Kind;
 use crate::net::{Packet, Stream, leaf_site};
 use crate::shape::Shape;
@@ -91,6 +92,8 @@ fn leaf_follows_the_old_inner_position(play: &mut Play<'_>) -> Done {
     play.hold(move |_, action| {
         matches!(action, Action::Relink(of, _) if of == leaf || of == old || of == old_root)
     });
+    // Whoever hears of another one below takes nothing from the old one any more.
+    play.hold(move |_, action| matches!(action, Action::Deliver(Stream::Up { from, to }) if to == old_root && from != old));
     play.is_replaced(INNER);
     play.until("the other leaf follows a new inner position", |w| {
         w.process(INNER).map(|of| of.incarnation.epoch) != Some(old) && w.parent_of(OTHER) == epoch(w, INNER)
@@ -206,21 +209,22 @@ fn epoch_ends_twice(play: &mut Play<'_>) -> Done {
     play.all_serve()?;
     let color = play.world.shape.colors[0].0;
     let old = play.epoch(ROOT);
-    play.hold(|w, action| {
-        let ends = match w.next_down(action) {
-            Some(FromParent::Grant { ends, .. }) => ends.is_some(),
-            Some(FromParent::Tails { tails, .. }) => tails.iter().any(|(_, _, end)| end.is_some()),
-            _ => false,
-        };
-        ends && to_place(w, action, OTHER)
-    });
+    // Nobody wants a number, so nothing but a question has the epoch ended.
+    play.only_retries();
+    play.hold(|_, action| matches!(action, Action::Reader(_)));
+    play.until("nothing is open", |w| !w.clients.iter().any(Client::waits))?;
+    play.world.rest()?;
     play.position_dies(ROOT);
-    play.until("shard 0 has the end of the old root's epoch", |w| ended(w, 0, color, old))?;
-    play.stays(1, "shard 1 has not", |w| !ended(w, 1, color, old))?;
+    play.asks_for_tail(0, color);
+    play.until("shard 0 has the end of the old root's epoch", |w| end(w, 0, color, old).is_some())?;
+    play.stays(1, "shard 1 has not", |w| end(w, 1, color, old).is_none())?;
     play.position_dies(ROOT);
     play.until("another root has sealed all", |w| w.counts_at(ROOT) && w.parent_of(OTHER) == epoch(w, ROOT))?;
     play.release();
-    play.until("shard 1 has that end, too", |w| ended(w, 1, color, old))?;
+    play.until("shard 1 has the same end", |w| {
+        let (here, there) = (end(w, 0, color, old), end(w, 1, color, old));
+        there.is_some() && here == there
+    })?;
     play.appends()
 }
 
@@ -272,9 +276,10 @@ fn first(entry: &Entry, color: Color) -> Option<SeqNum> {
     runs.iter().find(|run| run.color == color).map(|run| run.first)
 }
 
-/// Whether a shard's log has the end of an epoch.
-fn ended(w: &World, shard: usize, color: Color, epoch: Epoch) -> bool {
-    w.history.shards[shard].committed.iter().any(|entry| {
-        matches!(&entry.body, Body::EpochEnd { color: of, end, .. } if *of == color && end.epoch() == epoch)
+/// Where an epoch ends, as a shard's log has it.
+fn end(w: &World, shard: usize, color: Color, epoch: Epoch) -> Option<SeqNum> {
+    w.history.shards[shard].committed.iter().find_map(|entry| match &entry.body {
+        Body::EpochEnd { color: of, end, .. } if *of == color && end.epoch() == epoch => Some(*end),
+        _ => None,
     })
 }
