@@ -57,11 +57,17 @@ pub enum Bug {
     SettledWhenGranted,
     /// A position is not told that what it sent to another is lost.
     PositionLossNotTold,
+    /// The leaf hears one member's confirmation of a tail's round as those of all.
+    ConfirmedByOne,
+    /// A member acknowledges entries when they arrive, whatever it has of them.
+    AcksOnArrival,
+    /// A member tells a session as soon as its log has the entry.
+    SessionToldEarly,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 30] = [
         Self::DurableBeforeFence,
         Self::EntriesDurableWhenFenceStarts,
         Self::SealWithoutFence,
@@ -89,5 +95,8 @@ impl Bug {
         Self::EpochEndsDiffer,
         Self::SettledWhenGranted,
         Self::PositionLossNotTold,
+        Self::ConfirmedByOne,
+        Self::AcksOnArrival,
+        Self::SessionToldEarly,
     ];
 }

@@ -115,10 +115,12 @@ impl Client {
 
     /// Whether it waits for an append that is numbered somewhere and not everywhere.
     pub(crate) fn waits_for_some(&self, history: &History) -> bool {
-        self.alive && self.open.values().any(|open| {
-            let token = open.append.token();
-            history.ledgers.iter().any(|ledger| ledger.assigned.contains_key(&token)) && !history.tokens.contains_key(&token)
-        })
+        self.alive
+            && self.open.values().any(|open| {
+                let token = open.append.token();
+                history.ledgers.iter().any(|ledger| ledger.assigned.contains_key(&token))
+                    && !history.tokens.contains_key(&token)
+            })
     }
 
     /// Whether it was told of a session.

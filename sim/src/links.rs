@@ -156,7 +156,7 @@ impl World {
     }
 
     /// Every stream between two processes of the cluster.
-    fn links(&self) -> Vec<Stream> {
+    pub(crate) fn links(&self) -> Vec<Stream> {
         let mut links = Vec::new();
         for member in 0..self.machines.len() {
             for leaf in self.leaves_of(member) {

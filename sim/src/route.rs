@@ -127,6 +127,12 @@ impl World {
                 let (number, record) = found.pop()?;
                 Some(Answer::Record { id, number, record })
             }
+            Request::OpenSession { id, nonce, .. } if self.is_bug(Bug::SessionToldEarly) => {
+                let mut log = self.history.ledgers[at].log.iter();
+                let entry = log.rfind(|entry| matches!(entry.body, Body::OpenSession { nonce: of } if of == nonce))?;
+                let session = flexlog_protocol::SessionId { epoch: entry.epoch, lsn: entry.lsn };
+                Some(Answer::SessionOpened { id, session })
+            }
             Request::Tail { id, color } if self.is_bug(Bug::LocalTail) => {
                 Some(Answer::Tail { id, tail: self.stable(at, color) })
             }
@@ -172,6 +178,13 @@ impl World {
             of.leaf = follows;
         }
         if heeded {
+            if let ToMember::Entries { entries, .. } = &of.message
+                && let Some(last) = entries.last()
+                && self.is_bug(Bug::AcksOnArrival)
+            {
+                let acked = Of { leaf, message: ToLeaf::Acked(last.lsn) };
+                self.push(Stream::ToLeaf { member: at, leaf: leaf.epoch }, Packet::ToLeaf(acked));
+            }
             if let ToMember::Learn { from, .. } = &of.message
                 && *from != replica_id(at)
             {

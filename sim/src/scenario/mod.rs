@@ -30,7 +30,7 @@ use crate::{Config, Happened};
 
 /// Events within which each step's condition is reached.
 const PATIENCE: u64 = 40_000;
-/// So many events, and then everything comes to rest and a second passes, unless the script holds the time.
+/// So many events, and then everything comes to rest and seconds pass, unless the script holds the time.
 const BREATH: u64 = 1500;
 /// Appends that are acknowledged before a script goes on.
 const SOME: u64 = 4;
@@ -144,8 +144,15 @@ impl Play<'_> {
             }
             if n % BREATH == 0 && !self.world.is_held(Action::PassTime) {
                 // Whoever is busy all the time takes nobody in, and what was given up is tried again after seconds.
-                self.world.rest()?;
-                self.world.pass(1_000_000)?;
+                for _ in 0..8 {
+                    self.world.rest()?;
+                    self.world.pass(1_000_000)?;
+                }
+                // A link that gets nothing through for so long is lost, as a node's is.
+                let event = self.world.history.event;
+                let cut = self.world.links().into_iter().filter(|at| self.world.net.is_cut(*at, event));
+                let cut: Vec<_> = cut.collect();
+                cut.into_iter().for_each(|stream| self.world.net.lose(stream, 0));
             } else {
                 self.happens()?;
             }

@@ -197,7 +197,8 @@ fn tail_joins_no_round_under_way(play: &mut Play<'_>) -> Done {
     let to_1 = |w: &World| w.process(0).map(|of| Stream::ToMember { leaf: of.incarnation.epoch, member: 1 });
     play.until("a round is under way, and an assignment behind it", |w| {
         let packets: Vec<_> = to_1(w).into_iter().flat_map(|stream| w.net.packets(stream)).collect();
-        let asks = |packet: &&Packet| matches!(packet, Packet::ToMember(of) if matches!(of.message, ToMember::Confirm { .. }));
+        let asks =
+            |packet: &&Packet| matches!(packet, Packet::ToMember(of) if matches!(of.message, ToMember::Confirm { .. }));
         let brings = |packet: &Packet| matches!(packet, Packet::ToMember(of) if brings(&of.message, assigns));
         let waits = w.clients.iter().any(|client| client.waits_for_some(&w.history));
         waits && packets.first().is_some_and(asks) && packets.iter().any(|packet| brings(packet))
@@ -237,7 +238,9 @@ fn added_member_is_all_that_is_reached(play: &mut Play<'_>) -> Done {
 fn no_number_before_the_new_view(play: &mut Play<'_>) -> Done {
     play.all_serve()?;
     play.position_dies(0);
-    play.hold_to_member(|member, message| member == 2 && brings(message, |entry| matches!(entry.body, Body::NewView(_))));
+    play.hold_to_member(|member, message| {
+        member == 2 && brings(message, |entry| matches!(entry.body, Body::NewView(_)))
+    });
     play.hold_time();
     play.until("a new leaf's first entry is on its way", |w| {
         let led = w.process(0).and_then(|process| process.led(0));
@@ -261,15 +264,22 @@ fn assignment_before_its_record(play: &mut Play<'_>) -> Done {
     });
     play.returns(2);
     play.until("it learns, and pulls a record", |w| {
-        let pulled = |packet: Option<&Packet>| matches!(packet, Some(Packet::Peer(PeerMessage::Pulled(_))));
+        let pulled = |packet: Option<&Packet>| {
+            let Some(Packet::Peer(PeerMessage::Pulled(append))) = packet else { return false };
+            w.history.tokens.contains_key(&append.token())
+        };
         (0..2).any(|from| pulled(w.net.packets(Stream::Peer { from, to: 2 }).next()))
     })?;
     play.hold_time();
     play.stays(200, "it does not join without that", |w| !w.view(0).contains(&2))?;
     play.release();
     play.until("it joins", |w| w.view(0).contains(&2))?;
+    // Whoever is the only one to have a record that was asked a number for is not dropped.
+    play.only_retries();
+    play.world.rest()?;
     play.dies(0)?;
     play.dies(1)?;
+    play.world.held.clear();
     play.until("it is alone", |w| w.view(0) == [2])?;
     play.appends()
 }

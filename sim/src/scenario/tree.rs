@@ -19,7 +19,11 @@ const OTHER: usize = 3;
 
 /// A root over an inner position over the leaf of shard 0. The leaf of shard 1 is beside it, or below the root.
 const fn tree(beside: bool) -> Cluster {
-    let shape = if beside { |of: &Cluster, kind: &Kind| draw(of, kind, INNER) } else { |of: &Cluster, kind: &Kind| draw(of, kind, ROOT) };
+    let shape = if beside {
+        |of: &Cluster, kind: &Kind| draw(of, kind, INNER)
+    } else {
+        |of: &Cluster, kind: &Kind| draw(of, kind, ROOT)
+    };
     Cluster { shape, members: 2, outside: 0, min_view: 1, slow: false }
 }
 
@@ -88,12 +92,14 @@ pub(super) const ALL: &[Scenario] = &[
 fn leaf_follows_the_old_inner_position(play: &mut Play<'_>) -> Done {
     play.all_serve()?;
     let [old_root, old, leaf] = [ROOT, INNER, LEAF].map(|place| play.epoch(place));
-    play.hold(move |_, action| matches!(action, Action::Deliver(Stream::Down { from, to }) if to == leaf && from != old));
-    play.hold(move |_, action| {
-        matches!(action, Action::Relink(of, _) if of == leaf || of == old || of == old_root)
-    });
+    play.hold(
+        move |_, action| matches!(action, Action::Deliver(Stream::Down { from, to }) if to == leaf && from != old),
+    );
+    play.hold(move |_, action| matches!(action, Action::Relink(of, _) if of == leaf || of == old || of == old_root));
     // Whoever hears of another one below takes nothing from the old one any more.
-    play.hold(move |_, action| matches!(action, Action::Deliver(Stream::Up { from, to }) if to == old_root && from != old));
+    play.hold(
+        move |_, action| matches!(action, Action::Deliver(Stream::Up { from, to }) if to == old_root && from != old),
+    );
     play.is_replaced(INNER);
     play.until("the other leaf follows a new inner position", |w| {
         w.process(INNER).map(|of| of.incarnation.epoch) != Some(old) && w.parent_of(OTHER) == epoch(w, INNER)
@@ -113,8 +119,15 @@ fn child_replaced_while_its_request_is_away(play: &mut Play<'_>) -> Done {
     play.all_serve()?;
     let color = play.world.shape.colors[0].0;
     for _ in 0..50 {
+        // Both wait for each other on their way to the inner position, and then for the root.
+        play.hold(|w, action| matches!(w.next_up(action), Some(ToParent::Order { .. })) && to_place(w, action, INNER));
+        play.until("both leaves want numbers", |w| (0..2).all(|shard| asks(w, shard)))?;
+        play.world.held.clear();
         play.hold(|w, action| matches!(w.next_up(action), Some(ToParent::Order { .. })) && to_place(w, action, ROOT));
-        play.until("both leaves want numbers", |w| (0..2).all(|shard| wanted(w, shard, color) > 0))?;
+        let inner = play.world.leader(INNER);
+        play.hold(move |w, action| matches!(action, Action::Flush(at) if Some(at) == inner && (0..2).any(|shard| asks(w, shard))));
+        play.until("the inner position has both requests", |w| !(0..2).any(|shard| asks(w, shard)))?;
+        play.world.flush_counter(inner.unwrap_or_default())?;
         if is_merged(play.world, color) {
             break;
         }
@@ -122,12 +135,11 @@ fn child_replaced_while_its_request_is_away(play: &mut Play<'_>) -> Done {
         play.appends()?;
     }
     play.until("the request of both is on its way", |w| is_merged(w, color))?;
+    let before = granted(play.world, color);
     play.position_dies(LEAF);
     play.until("its leaf is replaced, and follows", |w| w.serves(0) && w.parent_of(LEAF) == epoch(w, INNER))?;
     play.release();
-    play.until("what was granted to it is nobody's", |w| {
-        w.history.colors.get(&color).is_some_and(|truth| !truth.holes.is_empty())
-    })?;
+    play.until("some of what is granted is nobody's, and all of it is settled", |w| nobodys(w, color, before))?;
     play.appends()
 }
 
@@ -237,6 +249,29 @@ fn to_place(w: &World, action: Action, place: usize) -> bool {
     let Action::Deliver(stream) = action else { return false };
     let process = stream.process().and_then(|epoch| w.sequencer(epoch));
     process.is_some_and(|at| w.sequencers[at].place == place)
+}
+
+/// Whether a request of a shard's leaf is next in its stream to the inner position.
+fn asks(w: &World, shard: usize) -> bool {
+    let (Some(from), Some(to)) = (epoch(w, w.shape.shards[shard].place), epoch(w, INNER)) else { return false };
+    let next = w.net.packets(Stream::Up { from, to }).next();
+    matches!(next, Some(Packet::Up(up)) if matches!(up.message, ToParent::Order { .. }))
+}
+
+/// The end of what a color's owners gave away.
+fn granted(w: &World, color: Color) -> SeqNum {
+    let last = w.history.colors.get(&color).and_then(|truth| truth.granted.values().max());
+    last.copied().unwrap_or_default()
+}
+
+/// Whether some grant from a number on is settled, and has numbers without a record.
+fn nobodys(w: &World, color: Color, from: SeqNum) -> bool {
+    let Some(truth) = w.history.colors.get(&color) else { return false };
+    let stable = w.shape.shards.iter().map(|shard| w.stable(shard.replicas.start, color)).min().unwrap_or_default();
+    truth.granted.range(from..).any(|(first, end)| {
+        let numbers = (end.counter() - first.counter()) as usize;
+        *end <= stable && truth.records.range(*first..*end).count() < numbers
+    })
 }
 
 /// Numbers of a color that a shard's leaf has asked for and not given out.
