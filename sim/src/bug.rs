@@ -65,6 +65,12 @@ pub enum Bug {
     LosesRepairs,
     /// A record whose checksum does not match is shown all the same.
     RottenBytesShown,
+    /// The leaf hears one member's confirmation of a tail's round as those of all.
+    ConfirmedByOne,
+    /// A member acknowledges entries when they arrive, whatever it has of them.
+    AcksOnArrival,
+    /// A member tells a session as soon as its log has the entry.
+    SessionToldEarly,
 }
 
 impl Bug {
@@ -74,7 +80,7 @@ impl Bug {
     }
 
     /// All of them.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 34] = [
         Self::DurableBeforeFence,
         Self::EntriesDurableWhenFenceStarts,
         Self::SealWithoutFence,
@@ -106,5 +112,8 @@ impl Bug {
         Self::RotNotLookedFor,
         Self::LosesRepairs,
         Self::RottenBytesShown,
+        Self::ConfirmedByOne,
+        Self::AcksOnArrival,
+        Self::SessionToldEarly,
     ];
 }

@@ -113,6 +113,21 @@ impl Client {
         self.alive && (!self.open.is_empty() || matches!(self.session, Session::Opening { .. }))
     }
 
+    /// Whether it waits for an append that is numbered somewhere and not everywhere.
+    pub(crate) fn waits_for_some(&self, history: &History) -> bool {
+        self.alive
+            && self.open.values().any(|open| {
+                let token = open.append.token();
+                history.ledgers.iter().any(|ledger| ledger.assigned.contains_key(&token))
+                    && !history.tokens.contains_key(&token)
+            })
+    }
+
+    /// Whether it was told of a session.
+    pub(crate) fn has_session(&self) -> bool {
+        matches!(self.session, Session::Open(_))
+    }
+
     /// For people.
     pub(crate) fn state(&self) -> String {
         format!("{:?}, open: {:?}", self.session, self.open.keys().collect::<Vec<_>>())

@@ -261,6 +261,15 @@ impl World {
         self.broken_stores = false;
     }
 
+    /// The power is gone at one machine, and of what was not fenced some lines stay, as `kept` says.
+    pub(crate) fn power_cut_but_for(&mut self, at: usize, kept: u64) {
+        self.counts.crashes += 1;
+        self.machines[at].power_cut_but_for(kept);
+        self.history.ledgers[at].process_ended();
+        self.lose_process(at);
+        self.disconnect_readers();
+    }
+
     /// `kill -9`: no process is left, the media are as written.
     fn kill(&mut self) -> Result<(), Violation> {
         self.counts.crashes += 1;

@@ -80,6 +80,7 @@ impl World {
             }
             options.clear();
             self.inner_options(&mut options);
+            self.leave_held(&mut options);
             let flushes = (0..self.sequencers.len()).map(|at| (Action::Flush(at), 2));
             let busy = !options.is_empty();
             if busy {
@@ -107,6 +108,7 @@ impl World {
                 }
             }
             self.inner_options(&mut options);
+            self.leave_held(&mut options);
             if options.is_empty() {
                 return Ok(());
             }

@@ -63,6 +63,7 @@ impl World {
         let status = led.leaf.status();
         let members = match message {
             ToLeaf::Persisted(_) if self.is_bug(Bug::AskedAfterOne) => led.in_force(),
+            ToLeaf::Confirmed { .. } if self.is_bug(Bug::ConfirmedByOne) => led.in_force(),
             ToLeaf::Acked(_) if self.is_bug(Bug::CommittedByOne) => led.in_force(),
             ToLeaf::Acked(_) if self.is_bug(Bug::NumbersBeforeNewView) && status.phase == "recovering" => {
                 led.in_force()

@@ -242,6 +242,15 @@ impl Ledger {
         }
     }
 
+    /// The entries among the first `upto` writes of this process that are not known durable.
+    pub(crate) fn covers(&self, upto: u64) -> impl Iterator<Item = &Entry> {
+        let pending = self.pending.iter().take(upto.saturating_sub(self.settled) as usize);
+        pending.filter_map(|pending| match pending {
+            Pending::Entry(lsn, true) => self.log.get(*lsn as usize - 1).map(|entry| &**entry),
+            _ => None,
+        })
+    }
+
     pub(crate) fn is_staged_durably(&self, token: Token) -> bool {
         self.staged.get(&token).is_some_and(|written| written.durable)
     }

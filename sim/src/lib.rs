@@ -27,6 +27,7 @@ mod positions;
 mod readers;
 mod rot;
 mod route;
+mod scenario;
 mod schedule;
 mod shape;
 mod shrink;
@@ -36,6 +37,7 @@ mod world;
 
 pub use bug::Bug;
 pub use invariants::{Invariant, Violation};
+pub use scenario::Scenario;
 pub use schedule::Chooser;
 pub use shrink::shrink;
 
@@ -61,11 +63,23 @@ pub struct Config {
     pub bug: Option<Bug>,
     /// Faults that do not happen: the first that is drawn is bit 0.
     pub left_out: u128,
+    /// Plays this script, on its own cluster, in the place of `events` events with drawn faults.
+    pub scenario: Option<&'static Scenario>,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { members: 3, events: 3000, faults: true, views: true, tree: true, record: false, bug: None, left_out: 0 }
+        Self {
+            members: 3,
+            events: 3000,
+            faults: true,
+            views: true,
+            tree: true,
+            record: false,
+            bug: None,
+            left_out: 0,
+            scenario: None,
+        }
     }
 }
 

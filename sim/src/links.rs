@@ -156,7 +156,7 @@ impl World {
     }
 
     /// Every stream between two processes of the cluster.
-    fn links(&self) -> Vec<Stream> {
+    pub(crate) fn links(&self) -> Vec<Stream> {
         let mut links = Vec::new();
         for member in 0..self.machines.len() {
             for leaf in self.leaves_of(member) {
@@ -178,7 +178,7 @@ impl World {
     }
 
     /// The processes of a position and of all below it.
-    fn sites_below(&self, place: usize) -> Sites {
+    pub(crate) fn sites_below(&self, place: usize) -> Sites {
         let is_below = |other: usize| self.shape.above(other).any(|at| at == place);
         let processes = self.sequencers.iter().filter(|process| is_below(process.place));
         let replicas = (0..self.machines.len()).filter(|at| is_below(self.shape.shards[self.history.home(*at)].place));

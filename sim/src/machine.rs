@@ -163,6 +163,13 @@ impl Machine {
         self.replace(self.media.crash(seed));
     }
 
+    /// The power is gone: of the lines that were not fenced those stay whose bit is set.
+    pub(crate) fn power_cut_but_for(&mut self, kept: u64) {
+        self.process = Process::Closed;
+        self.ssd = self.ssd.as_ref().map(SimFolder::copy);
+        self.replace(self.media.crash_with(kept));
+    }
+
     /// The process is killed, the machine goes on: what the store gave to its medium is there. Returns how many writes a
     /// fence covers that was under way.
     pub(crate) fn kill(&mut self) -> Option<u64> {

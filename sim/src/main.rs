@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use flexlog_sim::{Bug, Config, Counts, Report, run, shrink};
+use flexlog_sim::{Bug, Config, Counts, Report, Scenario, run, shrink};
 
 /// Runs the whole cluster under a seeded scheduler, one seed after another, and checks the invariants.
 #[derive(Parser)]
@@ -39,6 +39,12 @@ struct Arguments {
     /// Leave these faults out: numbers as a shrunk run says them.
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(..128))]
     without: Vec<u32>,
+    /// Play this scenario, with everything that its script leaves open drawn from the seeds.
+    #[arg(long, value_parser = scenario_named, conflicts_with_all = ["calm", "fixed", "one", "members", "events", "without"])]
+    scenario: Option<&'static Scenario>,
+    /// List the scenarios.
+    #[arg(long)]
+    scenarios: bool,
     /// Do not look for a smaller run when one fails.
     #[arg(long)]
     as_it_is: bool,
@@ -55,8 +61,20 @@ fn bug_named(name: &str) -> Result<Bug, String> {
     known.copied().ok_or_else(|| format!("there is no such fault; there are {:?}", Bug::ALL))
 }
 
+fn scenario_named(name: &str) -> Result<&'static Scenario, String> {
+    Scenario::named(name).ok_or_else(|| "there is no such scenario; --scenarios lists them".to_owned())
+}
+
+fn list(out: &mut impl Write) -> io::Result<u64> {
+    for Scenario { name, execution, says, .. } in Scenario::all() {
+        writeln!(out, "{execution:2}  {name:42} {says}")?;
+    }
+    Ok(0)
+}
+
 fn main() -> ExitCode {
-    match series(&Arguments::parse(), &mut io::stdout().lock()) {
+    let (arguments, mut out) = (Arguments::parse(), io::stdout().lock());
+    match if arguments.scenarios { list(&mut out) } else { series(&arguments, &mut out) } {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) | Err(_) => ExitCode::FAILURE,
     }
@@ -68,6 +86,15 @@ fn guarded(seed: u64, config: Config) -> Result<Report, String> {
         let text = panic.downcast_ref::<String>().cloned();
         text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
     })
+}
+
+/// Says how to have a run of a scenario again, and how far that came.
+fn again(seed: u64, scenario: &Scenario, report: &Report, out: &mut impl Write) -> io::Result<()> {
+    for step in &report.faults {
+        writeln!(out, "    event {:6} {}", step.event, step.what)?;
+    }
+    let scenario = scenario.name;
+    writeln!(out, "  again: cargo run --release -p flexlog-sim -- --scenario {scenario} --seeds 1 --from {seed}")
 }
 
 /// Looks for a smaller run that fails in the same way, and says how to have it again.
@@ -105,6 +132,7 @@ fn series(arguments: &Arguments, out: &mut impl Write) -> io::Result<u64> {
         views: !arguments.fixed,
         tree: !arguments.one,
         bug: arguments.bug,
+        scenario: arguments.scenario,
         left_out: arguments.without.iter().fold(0, |left_out, number| left_out | 1 << number),
         ..Config::default()
     };
@@ -118,9 +146,13 @@ fn series(arguments: &Arguments, out: &mut impl Write) -> io::Result<u64> {
                 events += report.events;
                 appends += report.acknowledged;
                 counts += report.counts;
-                let Some(violation) = report.violation else { continue };
+                let Some(violation) = &report.violation else { continue };
                 writeln!(out, "seed {seed}, event {}: {violation}", report.events)?;
-                let config = if arguments.as_it_is { config } else { smaller(seed, config, arguments, out)? };
+                if let Some(scenario) = arguments.scenario {
+                    again(seed, scenario, &report, out)?;
+                }
+                let as_it_is = arguments.as_it_is || arguments.scenario.is_some();
+                let config = if as_it_is { config } else { smaller(seed, config, arguments, out)? };
                 if arguments.last > 0 {
                     let again = run(seed, Config { record: true, ..config });
                     let skip = again.last_events.len().saturating_sub(arguments.last);

@@ -239,6 +239,11 @@ impl Net {
         self.lost.remove(&stream);
     }
 
+    /// What is in a stream, the next to be delivered first.
+    pub(crate) fn packets(&self, stream: Stream) -> impl Iterator<Item = &Packet> {
+        self.streams.get(&stream).into_iter().flatten()
+    }
+
     /// The streams that have something in them, or may have.
     pub(crate) fn streams(&self) -> impl Iterator<Item = Stream> + use<'_> {
         self.streams.keys().copied()

@@ -137,6 +137,12 @@ impl World {
                 let (number, record) = found.pop()?;
                 Some(Answer::Record { id, number, record })
             }
+            Request::OpenSession { id, nonce, .. } if self.is_bug(Bug::SessionToldEarly) => {
+                let mut log = self.history.ledgers[at].log.iter();
+                let entry = log.rfind(|entry| matches!(entry.body, Body::OpenSession { nonce: of } if of == nonce))?;
+                let session = flexlog_protocol::SessionId { epoch: entry.epoch, lsn: entry.lsn };
+                Some(Answer::SessionOpened { id, session })
+            }
             Request::Tail { id, color } if self.is_bug(Bug::LocalTail) => {
                 Some(Answer::Tail { id, tail: self.stable(at, color) })
             }
@@ -182,6 +188,13 @@ impl World {
             of.leaf = follows;
         }
         if heeded {
+            if let ToMember::Entries { entries, .. } = &of.message
+                && let Some(last) = entries.last()
+                && self.is_bug(Bug::AcksOnArrival)
+            {
+                let acked = Of { leaf, message: ToLeaf::Acked(last.lsn) };
+                self.push(Stream::ToLeaf { member: at, leaf: leaf.epoch }, Packet::ToLeaf(acked));
+            }
             if let ToMember::Learn { from, .. } = &of.message
                 && *from != replica_id(at)
             {
@@ -299,6 +312,7 @@ impl World {
         }
         if let Answer::AppendRefused { token, why: AppendRefusal::SessionExpired, .. } = answer
             && self.history.of(at).view.contains(&at)
+            && crate::shape::shard_of(token.shard) == self.history.home(at)
         {
             let closed = self.history.of(at).sessions.get(&token.session).is_none_or(|session| session.closed);
             return outside::denies(at, *token, closed);

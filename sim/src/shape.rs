@@ -112,7 +112,7 @@ impl Shape {
         shape
     }
 
-    fn add_place(&mut self, parent: Option<usize>) -> usize {
+    pub(crate) fn add_place(&mut self, parent: Option<usize>) -> usize {
         let place = self.places.len();
         self.places.push(Place { parent, ..Place::default() });
         if let Some(parent) = parent {
@@ -121,7 +121,7 @@ impl Shape {
         place
     }
 
-    fn add_shard(&mut self, place: usize, members: usize, outside: usize, kind: &Kind) {
+    pub(crate) fn add_shard(&mut self, place: usize, members: usize, outside: usize, kind: &Kind) {
         let first = self.replicas();
         let min_view = if kind.fixed { members as u32 } else { kind.min_view.min(members as u32) };
         self.places[place].shards.push(self.shards.len());
@@ -129,7 +129,7 @@ impl Shape {
         self.shards.push(Shard { place, replicas, members, min_view, colors: Vec::new() });
     }
 
-    fn add_color(&mut self, owner: usize, wide: bool, serial: u64, shards: Vec<usize>) {
+    pub(crate) fn add_color(&mut self, owner: usize, wide: bool, serial: u64, shards: Vec<usize>) {
         if let Some(color) = Color::new(position_of(owner), wide, serial) {
             shards.iter().for_each(|shard| self.shards[*shard].colors.push(color));
             self.colors.push((color, shards));

@@ -75,6 +75,9 @@ pub(crate) enum Owner {
     Reader(usize),
 }
 
+/// Whether something must not happen now.
+pub(crate) type Held = Box<dyn Fn(&World, Action) -> bool>;
+
 /// See the module.
 pub(crate) struct World {
     pub(crate) config: Config,
@@ -112,20 +115,29 @@ pub(crate) struct World {
     pub(crate) drawn_faults: u32,
     pub(crate) lines: VecDeque<String>,
     options: Vec<(Action, u64)>,
+    /// What a scenario's script keeps from happening.
+    pub(crate) held: Vec<Held>,
 }
 
 impl World {
     pub(crate) fn new(seed: u64, config: Config) -> Self {
         let mut chooser = Chooser::new(seed);
-        let kind = Kind::draw(&mut chooser, config);
-        let shape = if config.tree && !chooser.one_in(5) {
+        let mut kind = Kind::draw(&mut chooser, config);
+        let script = config.scenario;
+        script.into_iter().for_each(|script| script.set(&mut kind, config));
+        let shape = if let Some(script) = script {
+            script.shape(&kind)
+        } else if config.tree && !chooser.one_in(5) {
             Shape::draw(&mut chooser, &kind)
         } else {
             Shape::one(config.members, &kind)
         };
         let segment_bytes = chooser.pick(&[8192, 16_384]);
         // Small enough to be full at times; more of it where more is to come.
-        let segments = chooser.pick(&[6, 8, 12, 64]) * (config.events / 3000).max(1);
+        let mut segments = chooser.pick(&[6, 8, 12, 64]) * (config.events / 3000).max(1);
+        if script.is_some() {
+            segments = 128;
+        }
         let options = Options {
             segment_bytes,
             limit_bytes: HEAD + segments * segment_bytes,
@@ -156,7 +168,7 @@ impl World {
             views: shape.shards.iter().map(first).collect(),
             stores: vec![StoreState::Fresh; replicas],
         };
-        let clients = (0..chooser.between(1, 5))
+        let clients = (0..chooser.between(1, 5).max(script.map_or(1, |_| 4)))
             .map(|_| Client::new(chooser.between(1, 8) as usize, kind.fixed && chooser.one_in(3)))
             .collect();
         let readers = (0..chooser.between(1, 3)).map(|_| Reader::default()).collect();
@@ -187,13 +199,19 @@ impl World {
             drawn_faults: 0,
             lines: VecDeque::new(),
             options: Vec::new(),
+            held: Vec::new(),
         }
     }
 
     /// Runs to the end, faults first, then without.
     pub(crate) fn run(&mut self) -> Result<(), Violation> {
-        while self.history.event < self.config.events {
-            self.step()?;
+        match self.config.scenario {
+            Some(scenario) => scenario.play(self)?,
+            None => {
+                while self.history.event < self.config.events {
+                    self.step()?;
+                }
+            }
         }
         self.finale()
     }
@@ -227,7 +245,7 @@ impl World {
         }
     }
 
-    fn step(&mut self) -> Result<(), Violation> {
+    pub(crate) fn step(&mut self) -> Result<(), Violation> {
         if self.config.faults
             && self.chooser.one_in(self.kind.fault_every)
             && let Some(fault) = self.chooser.weighted(&self.kind.faults)
@@ -258,9 +276,21 @@ impl World {
         if self.broken_stores {
             options.push((Action::Fault(Fault::PowerCut), 1));
         }
+        self.leave_held(&mut options);
         let action = self.chooser.weighted(&options);
         self.options = options;
         self.act(action.unwrap_or(Action::PassTime))
+    }
+
+    /// What a scenario's script holds does not happen.
+    pub(crate) fn leave_held(&self, options: &mut Vec<(Action, u64)>) {
+        if !self.held.is_empty() {
+            options.retain(|(action, _)| !self.is_held(*action));
+        }
+    }
+
+    pub(crate) fn is_held(&self, action: Action) -> bool {
+        self.held.iter().any(|held| held(self, action))
     }
 
     /// What the cluster has to do by itself.

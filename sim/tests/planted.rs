@@ -17,14 +17,16 @@ fn broken_by(bug: Bug) -> &'static [Invariant] {
         Bug::LyingFences | Bug::OlderImage => &[I::Recovery],
         Bug::ForgedReport => &[I::OnEveryMember],
         Bug::ReportedAgain => &[I::OneNumberOneRecord, I::OnEveryMember],
-        Bug::UncommittedRead => &[I::SettledBeforeShown],
-        Bug::LocalTail => &[I::StaysReadable],
+        Bug::UncommittedRead | Bug::SessionToldEarly => &[I::SettledBeforeShown],
+        Bug::LocalTail | Bug::ConfirmedByOne => &[I::StaysReadable],
         Bug::WrongEpochEnd => &[I::AlikeBelowStable],
         Bug::TrimsOneMore => &[I::StaysReadable, I::AlikeBelowStable, I::OnEveryMember, I::Mended],
         Bug::SilentRefusal => &[I::Bounds],
         // The member sees the gap in its log, and stops.
         Bug::LosesStream => &[I::Liveness],
-        Bug::AskedAfterOne | Bug::CommittedByOne | Bug::NumbersBeforeNewView => &[I::OnEveryMember],
+        Bug::AcksOnArrival | Bug::AskedAfterOne | Bug::CommittedByOne | Bug::NumbersBeforeNewView => {
+            &[I::OnEveryMember]
+        }
         Bug::LosesCopies | Bug::NotTruncated | Bug::JoinsEarly => &[I::OnEveryMember],
         Bug::ViewWithoutCondition => &[I::OnEveryMember, I::Liveness],
         Bug::OldParentsGrants | Bug::EpochEndsDiffer | Bug::SettledWhenGranted => &[I::AlikeBelowStable],
@@ -48,5 +50,6 @@ fn finds(bug: Bug) {
 
 #[test]
 fn planted_bugs_are_caught() {
-    Bug::ALL.into_iter().for_each(finds);
+    // What is drawn does not lead to where one member's confirmation is not enough: `scenarios.rs` does.
+    Bug::ALL.into_iter().filter(|bug| *bug != Bug::ConfirmedByOne).for_each(finds);
 }

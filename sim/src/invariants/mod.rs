@@ -49,6 +49,8 @@ pub enum Invariant {
     OutsideServesNobody,
     /// With faults at an end, nothing that rotted stays damaged, and each store has every settled record.
     Mended,
+    /// No invariant of the log: a scenario's script comes to its end.
+    Scenario,
     /// With faults at an end, everything comes to an end: appends are resolved, readers answered, members level.
     Liveness,
 }
@@ -68,6 +70,7 @@ impl fmt::Display for Invariant {
             Self::History => "history",
             Self::OutsideServesNobody => "outside serves nobody",
             Self::Mended => "mended",
+            Self::Scenario => "scenario",
             Self::Liveness => "liveness",
         })
     }
