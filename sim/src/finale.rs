@@ -25,7 +25,8 @@ const ROUND_MICROS: u64 = 60_000;
 impl World {
     pub(crate) fn finale(&mut self) -> Result<(), Violation> {
         self.record(|| "no more faults".to_owned());
-        let rots = std::mem::take(&mut self.config.faults) && self.kind.rots();
+        let faults = std::mem::take(&mut self.config.faults);
+        let rots = faults && self.kind.rots();
         let cut = !self.net.cuts.is_empty();
         self.net.end_stalls();
         for machine in &mut self.machines {
@@ -43,7 +44,7 @@ impl World {
         self.resolve()?;
         self.join()?;
         self.look(rots)?;
-        if self.config.views && self.chooser.one_in(3) {
+        if faults && self.config.views && self.chooser.one_in(3) {
             self.lose_in_turns()?;
             self.resolve()?;
             self.join()?;

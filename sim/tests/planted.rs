@@ -5,7 +5,7 @@
 use flexlog_sim::{Bug, Config, Invariant, run};
 
 /// Seeds within which each must be found.
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 1000;
 
 /// What a fault may be found by; which of them comes first is up to the seed.
 fn broken_by(bug: Bug) -> &'static [Invariant] {

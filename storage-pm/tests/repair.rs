@@ -390,3 +390,28 @@ fn a_scrub_reads_on_behind_damage_and_asks_no_cache() {
     assert!(store.scrub(Color(1), n(2), 10, 1000, &mut found).is_ok());
     assert_eq!(found.len(), 2);
 }
+
+/// A replica that does not know what is committed takes back settled entries too, and is given them again.
+#[test]
+fn what_was_written_again_stays_when_its_entry_is_taken_back_and_comes_again() {
+    let mut world = filled();
+    let record = world.records[&(Color(1), n(3))].clone();
+    hit(&world, 3);
+    assert!(world.store.repair(Color(1), n(3), &record).unwrap());
+    fence_any(&mut world.store);
+    let entries: Vec<_> = (1..=30).map(|i| std::sync::Arc::new(assign(i, i, 1, i as u32 - 1, 1))).collect();
+    world.store.truncate(Lsn(2), &entries[2..]).unwrap();
+    fence_any(&mut world.store);
+    let mut found = vec![];
+    world.store.read_through(Color(1), n(4), n(5), 1, 1, &mut found).unwrap();
+    assert_eq!(found, [], "the others are staged again");
+    for entry in &entries[2..] {
+        world.store.append(entry).unwrap();
+    }
+    fence_any(&mut world.store);
+    world.check();
+    // Behind a crash it may be damaged again, and then it is written again.
+    world.restart();
+    world.mend();
+    world.check();
+}

@@ -14,7 +14,7 @@ use flexlog_protocol::{Append, Assign, Body, Color, Entry, Lsn, Record, SeqNum, 
 use super::{StagedAt, Store};
 use crate::codec::{self, STAGED_META, StagedMeta, TRUNCATE, TakenBack, Truncate};
 use crate::index::Loc;
-use crate::layout::{ENTRY_HEADER, Kind, Place, padded};
+use crate::layout::{ENTRY_HEADER, Header, Kind, Place, padded};
 use crate::segments::Span;
 
 impl<D: Device> Store<D> {
@@ -64,10 +64,17 @@ impl<D: Device> Store<D> {
     /// The entry that gave these numbers was taken back.
     fn unassign(&mut self, assign: &Assign) {
         for (token, first) in assign.each() {
-            let entry = self.index.find(assign.color, first).filter(|loc| loc.index() == 0).map(Loc::entry);
-            // Numbers that were copied, against the rules, name what was copied, and stay.
-            let Some(entry) = entry.filter(|entry| self.is_staged_at(token, *entry)) else {
-                debug_assert!(false, "{token} is not where {}/{first} is", assign.color);
+            let named = self.index.find(assign.color, first).filter(|loc| loc.index() == 0).map(Loc::entry);
+            let Some(entry) = named.filter(|entry| self.is_staged_at(token, *entry)) else {
+                // Only what is settled is written again, so what takes the place of a damaged record stays: the same entry will
+                // give the number once more. So do numbers that were copied, against the rules.
+                let repaired = (0..assign.records).filter_map(|i| first.plus(i));
+                let repaired = repaired.filter_map(|number| self.index.find(assign.color, number));
+                debug_assert!(
+                    repaired.into_iter().any(|loc| self.is_repaired_at(loc.entry())),
+                    "{token} is not where {}/{first} is",
+                    assign.color
+                );
                 continue;
             };
             for (i, number) in (0..assign.records).filter_map(|i| Some((i, first.plus(i)?))) {
@@ -78,6 +85,12 @@ impl<D: Device> Store<D> {
             }
             self.note_staged(token, StagedAt { entry, color: assign.color, records: assign.records });
         }
+    }
+
+    /// Whether this byte of the area is that of a record that was written again.
+    fn is_repaired_at(&self, entry: u64) -> bool {
+        let header = self.bytes(entry, ENTRY_HEADER, ENTRY_HEADER).ok();
+        header.and_then(|bytes| Header::peek(&bytes)).is_none_or(|header| header.kind == Kind::Repaired)
     }
 
     /// Whether the append under `token` is the entry at this byte of the area. Where that cannot be read the index is trusted:
