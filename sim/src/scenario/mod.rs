@@ -48,7 +48,7 @@ pub(crate) struct Cluster {
     slow: bool,
 }
 
-/// A run by script. [`Scenario::ALL`] has all of them.
+/// A run by script. [`Scenario::all`] has all of them.
 pub struct Scenario {
     /// Its name: what happens, in plain words.
     pub name: &'static str,
