@@ -4,6 +4,7 @@
 //! others write would never arrive.
 
 use std::cell::Cell;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -12,15 +13,15 @@ use serde_json::json;
 use tokio::runtime::Builder;
 use tokio::task::LocalSet;
 
-use crate::Outcome;
 use crate::failover::{Bed, quantile, words};
-use crate::measure::{self, Output};
+use crate::measure::{self, Output, Spread};
+use crate::{Outcome, plot};
 
 /// Arguments of `bench catchup`.
 #[derive(Args)]
 pub(crate) struct CatchupArgs {
     /// How many records the replica lacks when it comes back.
-    #[arg(long, value_delimiter = ',', default_value = "10000,100000")]
+    #[arg(long, value_delimiter = ',', default_value = "10000,30000,60000,100000")]
     records: Vec<usize>,
     /// How often, for each.
     #[arg(long, default_value_t = 5)]
@@ -31,6 +32,9 @@ pub(crate) struct CatchupArgs {
     /// Where the areas are.
     #[arg(long, default_value = "/dev/shm")]
     tmpfs: String,
+    /// Write a picture of the times against the records to this file.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
     #[command(flatten)]
     output: Output,
 }
@@ -66,6 +70,20 @@ pub(crate) fn run(args: &CatchupArgs) -> Outcome<()> {
             list.sort_by(f64::total_cmp);
         }
         rows.push(row);
+    }
+    if let Some(path) = &args.plot {
+        let points = |of: fn(&Row) -> &Vec<f64>| {
+            rows.iter().map(|row| (row.records as f64, Spread::of(of(row).iter().copied()))).collect::<Vec<_>>()
+        };
+        let picture = plot::lines(
+            "A replica comes back while others write",
+            ["records that it lacks", "seconds"],
+            &[
+                ("until it is in the view again", points(|row| &row.back)),
+                ("they were appended in", points(|row| &row.appended)),
+            ],
+        );
+        std::fs::write(path, picture).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
     }
     tell(args, &rows)
 }

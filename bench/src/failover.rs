@@ -2,7 +2,7 @@
 //! the lower two, and a shard of three replicas, all processes. One client appends all the time, one record at a time, to a
 //! color that the position in question counts for; then its process is killed with SIGKILL. The gap is the time from the
 //! last acknowledgement before the kill to the first one after it. Afterwards the process is started again, and it is
-//! waited for everybody to be back. With `--etcd` it is the root that is killed, which has a standby then.
+//! waited for everybody to be back. With `--etcd` the root is killed too, which has a standby then.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use crate::Outcome;
 use crate::cluster::free_addresses;
-use crate::measure::{self, Output};
+use crate::measure::{self, Output, Spread};
 use crate::servers::{Process, Starting};
+use crate::{Outcome, plot};
 
 /// Arguments of `bench failover`.
 #[derive(Args)]
@@ -38,9 +38,12 @@ pub(crate) struct FailoverArgs {
     /// Where the areas are.
     #[arg(long, default_value = "/dev/shm")]
     tmpfs: String,
-    /// Kill the root, with the metadata in an etcd that is started for it. Needs a build with the feature `etcd`, and etcd.
+    /// With the metadata in an etcd that is started for it: the root is killed too. Needs a build with the feature `etcd`, and etcd.
     #[arg(long)]
     etcd: bool,
+    /// Write a picture of every gap, the shortest first, to this file.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
     #[command(flatten)]
     output: Output,
 }
@@ -207,7 +210,9 @@ pub(crate) fn run(args: &FailoverArgs) -> Outcome<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut bed = Bed::new(&args.tmpfs, (args.detect_ms, args.replica_timeout_ms), args.etcd)?;
     let mut rows = Vec::new();
-    let victims = if args.etcd { vec![Victim::Root] } else { vec![Victim::Leaf, Victim::Inner, Victim::Replica] };
+    // With the metadata in the root's process nobody stands by for that.
+    let root = args.etcd.then_some(Victim::Root);
+    let victims = [Victim::Leaf, Victim::Inner].into_iter().chain(root).chain([Victim::Replica]);
     for victim in victims {
         let mut row = Row { victim, gaps: Vec::new(), returns: Vec::new() };
         for nth in 0..args.runs {
@@ -218,6 +223,16 @@ pub(crate) fn run(args: &FailoverArgs) -> Outcome<()> {
         row.gaps.sort_by(f64::total_cmp);
         row.returns.sort_by(f64::total_cmp);
         rows.push(row);
+    }
+    if let Some(path) = &args.plot {
+        let points = |row: &Row| -> Vec<(f64, Spread)> {
+            let part = |nth: usize| 100.0 * (nth + 1) as f64 / row.gaps.len() as f64;
+            row.gaps.iter().enumerate().map(|(nth, gap)| (part(nth), Spread::of([*gap]))).collect()
+        };
+        let lines: Vec<_> = rows.iter().map(|row| (row.victim.name(), points(row))).collect();
+        let picture =
+            plot::lines("Nothing is acknowledged for so long when this is killed", ["% of kills", "ms"], &lines);
+        std::fs::write(path, picture).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
     }
     tell(args, &rows)
 }
