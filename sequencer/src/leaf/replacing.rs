@@ -50,6 +50,10 @@ impl Leaf {
     /// What a replica says that is taken in before the log is recovered.
     pub(super) fn newcomer_says(&mut self, now: Time, place: usize, message: ToLeaf, out: &mut Vec<Output>) {
         match message {
+            // It begins anew, or lacks records that its teacher has given up: not at once, or it would be so again and again.
+            ToLeaf::Sealed(_) if self.views.learner.as_ref().is_some_and(|learner| learner.step != Step::Sealing) => {
+                self.views.give_up(now);
+            }
             ToLeaf::Sealed(report) => {
                 self.views.heard(now, place);
                 self.teach_newcomer(place, *report, out);

@@ -687,3 +687,16 @@ fn a_learner_that_was_given_up_copies_from_another_member() {
     assert_eq!(rig.wait(LEARNER_TIMEOUT_MICROS + 2 * ADD_PAUSE_MICROS), [to(D, ToMember::Seal)]);
     assert_eq!(rig.say(D, sealed(report(3))), [to(D, ToMember::Learn { from: B, behind: Lsn(11) })]);
 }
+
+#[test]
+fn a_newcomer_that_reports_again_is_left_alone_for_a_while() {
+    let mut rig = Rig::sealing(&[A, B], 2);
+    rig.say(A, sealed(longer(10)));
+    rig.input(Input::Present(D));
+    rig.wait(REPLICA_TIMEOUT_MICROS * 2);
+    rig.say(D, sealed(report(3)));
+    rig.say(D, ToLeaf::Learned { upto: Lsn(10) });
+    assert_eq!(rig.say(D, sealed(report(3))), []);
+    assert_eq!(rig.leaf.status().learner, None);
+    assert_eq!(rig.wait(ADD_PAUSE_MICROS * 2), [to(D, ToMember::Seal)]);
+}
