@@ -125,7 +125,7 @@ impl Leaf {
     /// Goes on with the replica that is taken in; with every flush, after what was written has been sent.
     pub(super) fn take_in(&mut self, out: &mut Vec<Output>) {
         let Some(place) = self.views.learner.as_ref().map(|learner| learner.place) else { return };
-        if !self.leads() || self.views.changes() {
+        if !matches!(self.phase, Phase::Serving) || self.views.changes() {
             return;
         }
         let (acked, last) = (self.log.acked_by(place), self.log.last());
@@ -177,7 +177,7 @@ impl Leaf {
             self.views.give_up(now);
             self.log.keep_no_more();
         }
-        if self.leads() {
+        if matches!(self.phase, Phase::Serving) {
             if let Some(place) = self.views.begin(now) {
                 self.log.has(place, Lsn::default());
                 self.to_place(place, ToMember::Seal, out);
@@ -188,11 +188,6 @@ impl Leaf {
         if matches!(self.phase, Phase::Sealing { .. }) || !owing.is_empty() || self.views.awaits() {
             self.views.watch(now);
         }
-    }
-
-    /// Whether the log is recovered, and goes on with an entry of this leaf.
-    fn leads(&self) -> bool {
-        matches!(self.phase, Phase::Recovering { .. } | Phase::Serving)
     }
 
     /// Whether these members have, together, all records that a number was asked for, or that have one and are not

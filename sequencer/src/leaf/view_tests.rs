@@ -640,44 +640,6 @@ fn a_member_that_lacks_what_a_newcomer_knows_to_be_committed_stops_the_leaf() {
 }
 
 #[test]
-fn a_member_lost_while_the_log_is_completed_is_replaced() {
-    let mut rig = Rig::sealing(&[A, B], 2);
-    for member in [A, B] {
-        rig.say(member, sealed(SealReport { view: None, ..report(10) }));
-    }
-    rig.flush();
-    rig.say(A, ToLeaf::Acked(Lsn(11)));
-    rig.input(Input::Lost(B));
-    rig.input(Input::Present(D));
-    assert_eq!(rig.wait(0), [to(D, ToMember::Seal)]);
-    assert_eq!(rig.say(D, sealed(report(3))), [to(D, ToMember::Learn { from: A, behind: Lsn(10) })]);
-    rig.say(D, ToLeaf::Learned { upto: Lsn(10) });
-    rig.say(D, ToLeaf::Acked(Lsn(11)));
-    assert_eq!(rig.flush(), [change(view(1, &[A, B]), view(2, &[A, B, D]))]);
-}
-
-#[test]
-fn what_is_complete_when_a_replica_joins_before_the_parent_asked_is_awaited_from_it_too() {
-    let mut rig = Rig::sealing(&[A, B], 2);
-    for member in [A, B] {
-        rig.say(member, sealed(SealReport { view: None, staged: vec![staged(1)], ..report(10) }));
-    }
-    rig.flush();
-    rig.input(Input::Present(D));
-    assert_eq!(rig.wait(0), [to(D, ToMember::Seal)]);
-    rig.say(D, sealed(report(3)));
-    rig.say(D, ToLeaf::Learned { upto: Lsn(10) });
-    for member in [A, B, D] {
-        rig.say(member, ToLeaf::Acked(Lsn(11)));
-    }
-    assert!(rig.flush().contains(&change(view(1, &[A, B]), view(2, &[A, B, D]))));
-    rig.input(Input::View(ViewOutcome::Applied));
-    rig.input(Input::Parent(FromParent::Seal { by: me(), nth: 0 }));
-    let all = rig.flush();
-    assert!(!all.iter().any(|out| matches!(out, Output::Parent(ToParent::Order { .. }))), "{all:?}");
-}
-
-#[test]
 fn a_learner_that_was_given_up_copies_from_another_member() {
     let mut rig = Rig::serving(&[A, B, C], 2);
     rig.input(Input::Present(D));
