@@ -15,7 +15,8 @@ fn broken_by(bug: Bug) -> &'static [Invariant] {
         Bug::DurableBeforeFence | Bug::EntriesDurableWhenFenceStarts => &[I::OnEveryMember, I::OldIncarnations],
         Bug::SealWithoutFence | Bug::OldLeafSpeaksAsNew => &[I::OldIncarnations],
         Bug::LyingFences | Bug::OlderImage => &[I::Recovery],
-        Bug::ForgedReport => &[I::OnEveryMember],
+        // A member that is gone seems to have reported: nobody takes its place.
+        Bug::ForgedReport => &[I::OnEveryMember, I::Liveness],
         Bug::ReportedAgain => &[I::OneNumberOneRecord, I::OnEveryMember],
         Bug::UncommittedRead | Bug::SessionToldEarly => &[I::SettledBeforeShown],
         Bug::LocalTail | Bug::ConfirmedByOne => &[I::StaysReadable],
