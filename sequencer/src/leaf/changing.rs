@@ -146,12 +146,7 @@ impl Leaf {
     pub(super) fn look(&mut self, now: Time, out: &mut Vec<Output>) {
         let owing = match &self.phase {
             Phase::Stopped => return,
-            Phase::Sealing { reports, .. } => {
-                let silent = |member: &usize| reports[*member].is_none();
-                let silent = self.views.members().iter().filter(silent);
-                let store = silent.fold(MemberSet::default(), |set, m| set.with(MemberSet::one(m)));
-                Owing { store, ..Owing::default() }
-            }
+            Phase::Sealing { .. } => Owing { store: self.silent(), ..Owing::default() },
             Phase::Recovering { .. } | Phase::Serving => {
                 let members = self.views.members();
                 let last = self.log.last();

@@ -37,6 +37,13 @@ impl Leaf {
         self.to_place(place, ToMember::Seal, out);
     }
 
+    /// The members that have not reported, while that is awaited.
+    pub(super) fn silent(&self) -> MemberSet {
+        let Phase::Sealing { reports, .. } = &self.phase else { return MemberSet::default() };
+        let silent = self.views.members().iter().filter(|member| reports[*member].is_none());
+        silent.fold(MemberSet::default(), |set, member| set.with(MemberSet::one(member)))
+    }
+
     /// A member with the longest log among those that have reported.
     fn longest_sealed(&self) -> Option<usize> {
         let Phase::Sealing { reports, .. } = &self.phase else { return None };
@@ -117,11 +124,7 @@ impl Leaf {
         if !follows || self.lesson().is_none_or(|report| upto < report.last.1) {
             return;
         }
-        let Phase::Sealing { reports, .. } = &self.phase else { return };
-        let members = self.views.members();
-        let silent = members.iter().filter(|member| reports[*member].is_none());
-        let silent = silent.fold(MemberSet::default(), |set, member| set.with(MemberSet::one(member)));
-        if let Some(to) = self.views.exchange(silent) {
+        if let Some(to) = self.views.exchange(self.silent()) {
             self.ask(to, out);
             self.views.watch(now);
         }

@@ -554,17 +554,22 @@ fn longer(commit: u64) -> SealReport {
     }
 }
 
+/// A view that may not be smaller, of which A alone has reported for long; D is asked to.
+fn newcomer(members: &[ReplicaId]) -> Rig {
+    let mut rig = Rig::sealing(members, members.len() as u32);
+    rig.say(A, sealed(longer(10)));
+    rig.input(Input::Present(D));
+    assert_eq!(rig.wait(REPLICA_TIMEOUT_MICROS * 2), [to(D, ToMember::Seal)], "nobody can be dropped");
+    rig
+}
+
 fn sealed(report: SealReport) -> ToLeaf {
     ToLeaf::Sealed(Box::new(report))
 }
 
 #[test]
 fn a_replica_takes_the_place_of_a_silent_member_before_the_log_is_recovered() {
-    let mut rig = Rig::sealing(&[A, B], 2);
-    rig.say(A, sealed(longer(10)));
-    rig.input(Input::Present(D));
-    let seals = rig.wait(REPLICA_TIMEOUT_MICROS * 2);
-    assert_eq!(seals, [to(D, ToMember::Seal)], "B cannot be dropped");
+    let mut rig = newcomer(&[A, B]);
     // It knows more of what is committed than A was told.
     let hears = ToMember::Entries { entries: vec![], commit: Lsn(11) };
     let told = rig.say(D, sealed(SealReport { entries: vec![], ..longer(11) }));
@@ -589,10 +594,7 @@ fn a_replica_takes_the_place_of_a_silent_member_before_the_log_is_recovered() {
 
 #[test]
 fn a_silent_member_that_is_back_in_time_keeps_its_place() {
-    let mut rig = Rig::sealing(&[A, B], 2);
-    rig.say(A, sealed(longer(10)));
-    rig.input(Input::Present(D));
-    rig.wait(REPLICA_TIMEOUT_MICROS * 2);
+    let mut rig = newcomer(&[A, B]);
     rig.say(D, sealed(report(3)));
     rig.say(D, ToLeaf::Learned { upto: Lsn(10) });
     rig.say(B, sealed(SealReport { view: None, ..report(10) }));
@@ -603,10 +605,7 @@ fn a_silent_member_that_is_back_in_time_keeps_its_place() {
 
 #[test]
 fn a_replica_whose_teacher_is_lost_takes_nobodys_place() {
-    let mut rig = Rig::sealing(&[A, B], 2);
-    rig.say(A, sealed(longer(10)));
-    rig.input(Input::Present(D));
-    rig.wait(REPLICA_TIMEOUT_MICROS * 2);
+    let mut rig = newcomer(&[A, B]);
     rig.say(D, sealed(report(3)));
     rig.say(D, ToLeaf::Learned { upto: Lsn(10) });
     assert_eq!(rig.input(Input::Lost(A)), [to(A, ToMember::Seal)]);
@@ -618,10 +617,7 @@ fn a_replica_whose_teacher_is_lost_takes_nobodys_place() {
 
 #[test]
 fn a_view_that_needs_a_silent_member_is_not_smaller_than_it_may_be() {
-    let mut rig = Rig::sealing(&[A, B, C], 3);
-    rig.say(A, sealed(longer(10)));
-    rig.input(Input::Present(D));
-    rig.wait(REPLICA_TIMEOUT_MICROS * 2);
+    let mut rig = newcomer(&[A, B, C]);
     rig.say(D, sealed(report(3)));
     rig.say(D, ToLeaf::Learned { upto: Lsn(10) });
     // One of the two who are gone stays until somebody else takes its place.
@@ -631,10 +627,7 @@ fn a_view_that_needs_a_silent_member_is_not_smaller_than_it_may_be() {
 
 #[test]
 fn a_member_that_lacks_what_a_newcomer_knows_to_be_committed_stops_the_leaf() {
-    let mut rig = Rig::sealing(&[A, B], 2);
-    rig.say(A, sealed(longer(10)));
-    rig.input(Input::Present(D));
-    rig.wait(REPLICA_TIMEOUT_MICROS * 2);
+    let mut rig = newcomer(&[A, B]);
     let lost = StopReason::Lost { member: A, last: Lsn(11), commit: Lsn(12) };
     assert_eq!(rig.say(D, sealed(report(12))), [Output::Stopped(lost)]);
 }
@@ -652,10 +645,7 @@ fn a_learner_that_was_given_up_copies_from_another_member() {
 
 #[test]
 fn a_newcomer_that_reports_again_is_left_alone_for_a_while() {
-    let mut rig = Rig::sealing(&[A, B], 2);
-    rig.say(A, sealed(longer(10)));
-    rig.input(Input::Present(D));
-    rig.wait(REPLICA_TIMEOUT_MICROS * 2);
+    let mut rig = newcomer(&[A, B]);
     rig.say(D, sealed(report(3)));
     rig.say(D, ToLeaf::Learned { upto: Lsn(10) });
     assert_eq!(rig.say(D, sealed(report(3))), []);

@@ -122,12 +122,7 @@ fn assignment_on_one_member(play: &mut Play<'_>, checkpoint: bool) -> Done {
         play.until("member 0 has written a checkpoint", |w| w.history.ledgers[0].checkpoints.len() > before)?;
         play.until("it is durable", |w| w.member(0).is_some_and(|m| m.fence.is_none() && m.written == m.covered))?;
     }
-    play.dies(0)?;
-    play.position_dies(0);
-    play.release();
-    play.until("the others drop member 0", |w| w.view(0) == [1, 2])?;
-    play.appends()?;
-    play.returns(0);
+    the_others_go_on_without_0(play)?;
     play.until("it is in the view, with another entry in that place", |w| {
         let entry = w.history.ledgers[0].log.get(place - 1);
         w.view(0).contains(&0) && entry.is_some_and(|entry| entry.epoch != epoch)
@@ -298,14 +293,20 @@ fn session_on_one_member(play: &mut Play<'_>) -> Done {
     play.hold_time();
     play.until("a session is durable on member 0 and on no other", |w| alone(w, opens))?;
     play.stays(300, "nobody is told", |w| !w.clients.iter().any(|client| client.has_session()))?;
+    the_others_go_on_without_0(play)?;
+    play.until("it returns", |w| w.view(0).len() == 3)?;
+    play.appends()
+}
+
+/// Member 0 dies with the leaf, and returns when the two others have gone on without it.
+fn the_others_go_on_without_0(play: &mut Play<'_>) -> Done {
     play.dies(0)?;
     play.position_dies(0);
     play.release();
     play.until("the others drop member 0", |w| w.view(0) == [1, 2])?;
     play.appends()?;
     play.returns(0);
-    play.until("it returns", |w| w.view(0).len() == 3)?;
-    play.appends()
+    Ok(())
 }
 
 /// Whether a fence is under way at member 0 and an assignment is among what it covers.
