@@ -83,7 +83,7 @@ pub(crate) fn run(args: &CatchupArgs) -> Outcome<()> {
                 ("they were appended in", points(|row| &row.appended)),
             ],
         );
-        std::fs::write(path, picture).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        plot::write(path, &picture)?;
     }
     tell(args, &rows)
 }

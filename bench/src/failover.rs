@@ -232,7 +232,7 @@ pub(crate) fn run(args: &FailoverArgs) -> Outcome<()> {
         let lines: Vec<_> = rows.iter().map(|row| (row.victim.name(), points(row))).collect();
         let picture =
             plot::lines("Nothing is acknowledged for so long when this is killed", ["% of kills", "ms"], &lines);
-        std::fs::write(path, picture).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        plot::write(path, &picture)?;
     }
     tell(args, &rows)
 }

@@ -1,7 +1,9 @@
 //! Small pictures: lines through medians, with bars from the lowest to the highest figure. SVG, written by hand.
 
 use std::fmt::Write as _;
+use std::path::Path;
 
+use crate::Outcome;
 use crate::measure::Spread;
 
 const WIDTH: f64 = 640.0;
@@ -75,6 +77,11 @@ pub(crate) fn lines(title: &str, axes: [&str; 2], lines: &[(&str, Vec<(f64, Spre
     }
     svg.push_str("</svg>\n");
     svg
+}
+
+/// Puts a picture into this file.
+pub(crate) fn write(path: &Path, picture: &str) -> Outcome<()> {
+    std::fs::write(path, picture).map_err(|error| format!("cannot write {}: {error}", path.display()).into())
 }
 
 /// A figure on an axis, without the rest of binary fractions.

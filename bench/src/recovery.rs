@@ -101,7 +101,7 @@ pub(crate) fn run(args: &RecoveryArgs) -> Outcome<()> {
             ["GiB", "seconds"],
             &[("opening the store", points(|row| row.seconds)), ("reading its area", points(|row| row.limit_seconds))],
         );
-        std::fs::write(path, picture).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        plot::write(path, &picture)?;
     }
     let cells = |row: &Row| {
         vec![

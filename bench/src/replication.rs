@@ -109,13 +109,13 @@ pub(crate) fn run(args: &ReplicationArgs) -> Outcome<()> {
         let ours = rows.iter().map(|row| (row.replicas as f64, spread_of(&row.p50))).collect();
         let title = format!("An append of {} B, one outstanding", args.size);
         let lines = [("append, p50", ours), ("two rounds of as many TCP echoes", limit)];
-        std::fs::write(path, plot::lines(&title, ["replicas", "µs"], &lines))?;
+        plot::write(path, &plot::lines(&title, ["replicas", "µs"], &lines))?;
     }
     if let Some(path) = &args.plot_throughput {
         let ours = rows.iter().map(|row| (row.replicas as f64, times(spread_of(&row.per_s), 1e-3))).collect();
         let title = format!("Appends of {} B, {OUTSTANDING} outstanding", args.size);
         let lines = [("records", ours)];
-        std::fs::write(path, plot::lines(&title, ["replicas", "thousand/s"], &lines))?;
+        plot::write(path, &plot::lines(&title, ["replicas", "thousand/s"], &lines))?;
     }
     let list: Vec<_> = rows.iter().map(Row::object).collect();
     let object = json!({
